@@ -163,7 +163,7 @@ FAMILIES = {
     "bits": Family(
         "bits: patches of halo, whose codes become bits on the way to the products",
         "For windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
-        "than 8 products of bits. A block holds what one of `halo` holds, its weights as planes of bits; a "
+        "than 8 products of bits; `mma_bits` takes other strides, and GPUs from sm_80 on. A block holds what one of `halo` holds, its weights as planes of bits; a "
         "step along K is 256 channels of a tap, or of several.",
         "shared memory of a block",
         [

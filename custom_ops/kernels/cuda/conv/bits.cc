@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/conv/conv_row.h"
+#include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/conv/weight_rows.h"
 
 namespace lowbit::cuda {
@@ -16,14 +17,18 @@ int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
   return Steps(g) * bits.planes * PlaneRows(g) * kBitRowBytes;
 }
 
-// Products of bits take an eighth of the time of those of bytes.
+// Products of bits take an eighth of the time of those of bytes. A unit of K is wholly codes.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding == Encoding::kUnsigned && x.bits <= 4 && bits.planes > 0 && g.group == 1 &&
-         !g.transposed && bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 64 == 0;
+         !g.transposed && bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 16 == 0 &&
+         g.K() % kBitUnit == 0;
 }
 
+// GPUs behind sm_90 count no bits, nor do those before sm_80 where both are 1.
+bool CountsBits(const Device& device) { return device.capability >= 80 && device.capability <= 90; }
+
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
-  return device.capability == 90 && Fits(g, x, bits);
+  return CountsBits(device) && Fits(g, x, bits);
 }
 
 // [step][plane][rows in eights][half of k][8][16], then the rows of ones of each step.
@@ -58,9 +63,11 @@ void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bit
   }
 }
 
+constexpr const char* kNoFewBits =
+    "signed codes, as many products of bits as of bytes, or codes along K that are no multiple of 32";
+
 std::string Refuse(const ConvProblem& problem, const Device& device) {
-  if (!Fits(problem.geometry, problem.x, problem.w_bits))
-    return "signed codes, or as many products of bits as of bytes, or channels that are no multiple of 64";
+  if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   if (!problem.floats) return "sums that are rounded as integers";
   const HaloLine line = LineOf(problem);
@@ -71,6 +78,11 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
 }
 
 int Bits(const ConvProblem& problem) { return BitsOfInstance(problem.w_bits.planes, problem.x.bits); }
+
+BitParams BitsOf(const ConvProblem& problem) {
+  return {problem.w_bits.planes, Bits(problem), static_cast<int>(PlaneRows(problem.geometry)),
+          problem.w_bits.shift, problem.w_bits.lowest};
+}
 
 int64_t SlotBytes(const ConvProblem& problem, const ConvConfig& config) {
   const HaloLine line = LineOf(problem);
@@ -139,13 +151,8 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
 
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const ConvGeometry& g = problem.geometry;
-  BitsParams bits = {HaloParamsOf(problem, config, false)};
+  BitsParams bits = {HaloParamsOf(problem, config, false), BitsOf(problem)};
   bits.k_tiles = static_cast<int>(Steps(g));
-  bits.planes = problem.w_bits.planes;
-  bits.x_bits = Bits(problem);
-  bits.rows = static_cast<int>(PlaneRows(g));
-  bits.w_shift = problem.w_bits.shift;
-  bits.w_lowest = problem.w_bits.lowest;
   bits.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
   bits.shares = ShareTiles(bits.tiles, Blocks(problem, config, device));
   return LauncherOf(bits, config,
@@ -154,6 +161,53 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
                       p.ones = p.weights + ones;
                       return LaunchBits(p, of, options);
                     });
+}
+
+std::string RefuseMma(const ConvProblem& problem, const Device& device) {
+  if (!CountsBits(device)) return "needs sm_80 to sm_90";
+  if (!problem.tiled || problem.repacks) return "transposed, bipolar under padding, or sizes beyond 31 bits";
+  if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
+  return problem.zero >= 0 && problem.zero < 1 << problem.x.bits ? "" : "a zero point that is no code";
+}
+
+// Fewer tiles along K than stages take no more.
+int MmaTileBytes(const ConvProblem& problem, const ConvConfig& config) {
+  return config.stages * (config.tile_m * kTileK + problem.w_bits.planes * config.tile_n * kBitRowBytes / 2);
+}
+
+// As FinishTile has it; see tiles.cc.
+int MmaSharedBytes(const ConvProblem& problem, const ConvConfig& config) {
+  const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = MmaTileBytes(problem, config);
+  if (config.splits > 1) return tiles + (config.split == Split::kCluster ? sums : 0);
+  const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
+  return problem.requantizes && problem.residual ? tiles + finish : std::max(tiles, finish);
+}
+
+// The tiles of mma that there are for bits, in all its splits.
+void AddMmaCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  std::vector<ConvConfig> of_bytes;
+  kMmaRow.add_candidates(problem, device, of_bytes);
+  for (ConvConfig config : of_bytes) {
+    config.kernel = &kBitsMmaRow;
+    const bool is_tile = config.tile_m >= 64 && config.tile_n == kBitMmaColumns;
+    if (is_tile && MmaSharedBytes(problem, config) <= device.shared_bytes) out.push_back(config);
+  }
+}
+
+// No GPU that it is made for was at hand. Of what mma takes for bytes, fetching codes and rounding stay, some two
+// fifths; products of bits take an eighth.
+double MmaMicroseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  ConvConfig of_bytes = config;
+  of_bytes.kernel = &kMmaRow;
+  const double products = problem.w_bits.planes * Bits(problem) / 8.0;
+  return kMmaRow.microseconds(problem, of_bytes, device) * (0.4 + 0.6 * products);
+}
+
+ConvLauncher MmaLauncher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
+  BitTileParams p = {GatherParamsOf(problem, config), BitsOf(problem)};
+  p.exchange_offset = config.splits > 1 ? MmaTileBytes(problem, config) : 0;
+  p.staging_offset = problem.residual ? MmaTileBytes(problem, config) : 0;
+  return LauncherOf(p, config, LaunchBitsMma);
 }
 
 }  // namespace
@@ -169,5 +223,16 @@ const ConvRow kBitsRow = {
      .launcher = Launcher,
      .weights = &kBitWeights,
      .traits = {.takes_floats = true}}};
+
+const ConvRow kBitsMmaRow = {
+    {"mma_bits", "sm_80",
+     "1 to 2 bits of weights by 1 to 4 of codes, any stride: population counts on mma.sync"},
+    {.refuse = RefuseMma,
+     .add_candidates = AddMmaCandidates,
+     .shared_bytes = MmaSharedBytes,
+     .microseconds = MmaMicroseconds,
+     .launcher = MmaLauncher,
+     .weights = &kBitWeights,
+     .traits = {.takes_floats = true, .has_passes = true}}};
 
 }  // namespace lowbit::cuda

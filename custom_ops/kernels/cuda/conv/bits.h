@@ -1,4 +1,5 @@
-// Convolutions of stride 1 whose weights and codes have few bits, as population counts on wgmma (sm_90a).
+// Convolutions whose weights and codes have few bits, as population counts: of stride 1 on wgmma (sm_90a), any on
+// mma.sync (sm_80 to sm_90).
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace lowbit::cuda {
 
 struct WeightLayout;
 
-extern const ConvRow kBitsRow;
+extern const ConvRow kBitsRow, kBitsMmaRow;
 extern const WeightLayout kBitWeights;
 
 // Of a step along K: as many bits, of so many channels each.
@@ -31,14 +32,23 @@ constexpr int MaxBitTiles(int tile_n, int planes, int x_bits) {
   return sums <= 32 ? 4 : sums <= 96 ? 2 : 1;
 }
 
-// step[i]: as of HaloParams; k_tiles: steps of kBitStep.
-struct BitsParams : HaloParams {
-  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+struct BitParams {
   int planes = 1, x_bits = 1;     // of the instance
   int rows = 0;                   // of a plane of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
 };
 
+// step[i]: as of HaloParams; k_tiles: steps of kBitStep.
+struct BitsParams : HaloParams, BitParams {
+  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+};
+
+// mma.sync: tiles of pixels by as many channels.
+inline constexpr int kBitMmaColumns = 64, kBitMmaStages = 3;
+struct BitTileParams : GatherParams, BitParams {};
+
 cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchBitsMma(const BitTileParams& params, const ConvConfig& config,
+                          const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

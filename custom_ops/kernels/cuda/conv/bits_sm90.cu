@@ -1,48 +1,13 @@
 // Convolutions of stride 1 whose weights and codes have few bits, for Hopper (sm_90a), where a product of 256
 // bits takes the time of one of 32 bytes. Codes come as bytes, in the patches of halo_sm90.cu; the threads that
-// multiply cut them into planes of bits on the way to the registers of A. With the codes q = sum of 2^i q_i, the
-// weights w = lowest + 2^shift * (sum of 2^j w_j),
-//   sum of q w = 2^shift * (sum over i, j of 2^(i + j) * popcount(q_i AND w_j)) + lowest * (sum of q).
-// Products of one power of two share sums. Rows of ones in B count the bits of q_i for the last term. What lies
-// outside of the image is 0 and counts nowhere.
+// multiply cut them into planes of bits on the way to the registers of A (code_planes.cuh). What lies outside of
+// the image is 0 and counts nowhere.
 #include "kernels/cuda/conv/bits.h"
+#include "kernels/cuda/conv/code_planes.cuh"
 #include "kernels/cuda/conv/halo_patches.cuh"
 
 namespace lowbit::cuda {
 namespace {
-
-// Bits of a and b, those of a where `mask` has them.
-__device__ __forceinline__ unsigned Select(unsigned mask, unsigned a, unsigned b) {
-  return (a & mask) | (b & ~mask);
-}
-
-// The planes of 32 codes below 2^kBits, a byte each in eight words, which are added up before they are taken
-// apart, since no bits of theirs meet: bit 8 j + k of a plane is of byte j of word k / 2 + k % 2 * 4
-// (BitOfChannel).
-template <int kBits>
-__device__ __forceinline__ void SliceCodes(const uint4& low, const uint4& high, unsigned (&planes)[kBits]) {
-  if constexpr (kBits == 1) {
-    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
-                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
-    planes[0] = even + 2 * odd;
-  } else if constexpr (kBits == 2) {
-    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
-                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
-    planes[0] = Select(0x55555555u, even, odd << 1);
-    planes[1] = Select(0x55555555u, even >> 1, odd);
-  } else {
-    static_assert(kBits == 4);
-    const unsigned a = low.x + low.z * 16, b = high.x + high.z * 16, c = low.y + low.w * 16,
-                   d = high.y + high.w * 16;
-    const unsigned first[] = {Select(0x55555555u, a, b << 1), Select(0x55555555u, a >> 1, b)},
-                   second[] = {Select(0x55555555u, c, d << 1), Select(0x55555555u, c >> 1, d)};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      planes[i] = Select(0x33333333u, first[i], second[i] << 2);
-      planes[i + 2] = Select(0x33333333u, first[i] >> 2, second[i]);
-    }
-  }
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <int kTileN, int kPlanes, int kBits, Finish kFinish>
@@ -81,21 +46,11 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
     AddSteps(bits.k_tiles * kStepBytes + this->FirstPlace(rows) + this->row * bits.slab, counts);
     this->FetchAddends();
     // A thread's rows, eight apart.
-    int of_codes[2] = {};
-#pragma unroll
-    for (int i = 0; i < kBits; ++i) {
-      of_codes[0] += counts[i][kSums] << i;
-      of_codes[1] += counts[i][kSums + 2] << i;
-    }
-    of_codes[0] *= bits.w_lowest;
-    of_codes[1] *= bits.w_lowest;
+    const int of_codes[] = {SumOfPowers<kBits>(counts, kSums), SumOfPowers<kBits>(counts, kSums + 2)};
     BeginWithBias(fixed.state, column, sums);
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
-      int sum = counts[kPowers - 1][j];
-#pragma unroll
-      for (int power = kPowers - 2; power >= 0; --power) sum = 2 * sum + counts[power][j];
-      sums[j] += (sum << bits.w_shift) + of_codes[j / 2 % 2];
+      sums[j] += (SumOfPowers<kPowers>(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
     }
     this->LeavePatch(rows, sums);
   }

@@ -653,6 +653,14 @@ void TestBits() {
   Expect(RankConfigs(problem, hopper).front().kernel == &kBitsRow, "an eighth of the products");
   problem.w_bits.planes = 2;
   Expect(kBitsRow.refuse(problem, hopper).empty(), "w2a2");
+  for (const Device& device : Devices()) {
+    const bool counts = device.capability >= 80 && device.capability <= 90;
+    Expect(kBitsMmaRow.refuse(problem, device).empty() == counts, "population counts of " + device.name);
+  }
+  ConvProblem strided = problem;
+  strided.geometry.stride_h = strided.geometry.stride_w = 2;
+  Expect(!kBitsRow.refuse(strided, hopper).empty() && kBitsMmaRow.refuse(strided, hopper).empty(),
+         "a stride");
   problem.x.bits = 3;
   Expect(!kBitsRow.refuse(problem, hopper).empty(), "w2a3 has as many products as bytes");
   problem.x = {2, Encoding::kSigned};
