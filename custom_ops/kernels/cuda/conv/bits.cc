@@ -79,7 +79,7 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
 
 int Bits(const ConvProblem& problem) { return BitsOfInstance(problem.w_bits.planes, problem.x.bits); }
 
-BitParams BitsOf(const ConvProblem& problem) {
+BitOperands BitsOf(const ConvProblem& problem) {
   return {problem.w_bits.planes, Bits(problem), static_cast<int>(PlaneRows(problem.geometry)),
           problem.w_bits.shift, problem.w_bits.lowest};
 }

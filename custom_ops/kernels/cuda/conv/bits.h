@@ -32,20 +32,20 @@ constexpr int MaxBitTiles(int tile_n, int planes, int x_bits) {
   return sums <= 32 ? 4 : sums <= 96 ? 2 : 1;
 }
 
-struct BitParams {
+struct BitOperands {
   int planes = 1, x_bits = 1;     // of the instance
   int rows = 0;                   // of a plane of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
 };
 
 // step[i]: as of HaloParams; k_tiles: steps of kBitStep.
-struct BitsParams : HaloParams, BitParams {
+struct BitsParams : HaloParams, BitOperands {
   const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
 };
 
 // mma.sync: tiles of pixels by as many channels.
 inline constexpr int kBitMmaColumns = 64, kBitMmaStages = 3;
-struct BitTileParams : GatherParams, BitParams {};
+struct BitTileParams : GatherParams, BitOperands {};
 
 cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);
 cudaError_t LaunchBitsMma(const BitTileParams& params, const ConvConfig& config,
