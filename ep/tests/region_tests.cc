@@ -818,6 +818,46 @@ void TestCompiledModels() {
   }
 }
 
+std::vector<ConstTensor> ConstantsOf(const Graph& graph) {
+  std::vector<ConstTensor> constants;
+  for (const ValueId id : WeightsOf(graph))
+    constants.push_back(*graph.values[static_cast<size_t>(id)].constant);
+  return constants;
+}
+
+void TestWeightlessModels() {
+  std::mt19937 random(19);
+  for (int round = 0; round < 20; ++round) {
+    RandomGraph random_graph(random);
+    const Graph& graph = random_graph.builder.graph;
+    std::vector<Tensor> inputs;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs.push_back(RandomTensor({3, kChannels}, random));
+    const auto fake = std::make_shared<FakeBackend>();
+    for (const std::shared_ptr<Backend>& backend : {std::shared_ptr<Backend>(fake), CreateCpuBackend({})}) {
+      const auto loaded = LoadCompiled(SaveWeightless(graph, *backend), backend, ConstantsOf(graph));
+      Expect(Equal(RunProgram(*loaded, inputs), Evaluate(graph, inputs)),
+             "a weightless model computes the same");
+    }
+    Expect(fake->steps_from_packed == 0, "a weightless model holds nothing packed");
+  }
+
+  GraphBuilder builder;
+  builder.graph.outputs = {builder.Lookup(builder.AddInput(), 1)};
+  const auto backend = std::make_shared<FakeBackend>();
+  const auto bytes = SaveWeightless(builder.graph, *backend);
+  const auto load = [&](const std::vector<ConstTensor>& weights) {
+    return ErrorOf([&] { LoadCompiled(bytes, backend, weights); });
+  };
+  const std::vector<ConstTensor> weights = ConstantsOf(builder.graph);
+  Expect(load(weights).empty(), "its own weights");
+  Expect(Contains(load({}), "brings 0 weights"), "no weights");
+  Expect(Contains(load({weights[0], weights[0]}), "1 weights more"), "too many weights");
+  std::vector<uint8_t> table(256, 7);
+  Expect(Contains(load({{ElementType::kUInt8, {256}, table.data()}}), "was changed"), "other weights");
+  Expect(Contains(load({{ElementType::kUInt8, {16, 16}, weights[0].data}}), "was changed"), "another shape");
+  Expect(Contains(load({{ElementType::kInt8, {256}, weights[0].data}}), "was changed"), "another type");
+}
+
 void TestForeignCompiledModels() {
   const Chain chain;
   auto fake = std::make_shared<FakeBackend>();
@@ -1284,6 +1324,7 @@ int main() {
   TestFailuresInTeams();
   TestRunsInTeams();
   TestCompiledModels();
+  TestWeightlessModels();
   TestForeignCompiledModels();
   TestDamagedCompiledModels();
   TestUnneededNodes();
