@@ -158,6 +158,14 @@ void Provider::Fill() {
     return nullptr;
   };
   Sync = [](OrtEp* ep) noexcept { return Guarded([&] { Self(ep).device_->SynchronizeAll(ep); }); };
+  GetAvailableResource = [](const OrtEp* ep, OrtResourceCount* available) noexcept {
+    return Guarded([&] {
+      const Device& device = *static_cast<const Provider*>(ep)->device_;
+      *available = {};
+      available->kind = OrtResourceCountKind_TotalBytes;
+      available->value.total_bytes = device.runtime().BytesFree(device.index());
+    });
+  };
   GetDefaultMemoryDevice = [](const OrtEp* ep, const OrtMemoryDevice** memory) noexcept -> OrtStatus* {
     *memory = EpApi().MemoryInfo_GetMemoryDevice(static_cast<const Provider*>(ep)->device_->memory_info());
     return nullptr;

@@ -259,8 +259,8 @@ std::shared_ptr<Program> Load(std::span<const uint8_t> bytes, const std::shared_
   ByteReader in(bytes);
   for (size_t i = 0; i < kHeaderBytes; ++i) in.Number<uint8_t>();
   const std::string fingerprint = in.Text();
-  Require(fingerprint == backend->Fingerprint(), "the model was compiled for '", fingerprint, "', this is '",
-          backend->Fingerprint(), "'; compile it again");
+  const std::string why_unfit = WhyUnfit(fingerprint, backend->Fingerprint());
+  Require(why_unfit.empty(), why_unfit);
   const std::string choices = in.Text();
   std::vector<std::span<const uint8_t>> packed;
   for (size_t left = in.Count(sizeof(uint64_t)); left > 0; --left) packed.push_back(in.Blob());
@@ -302,6 +302,32 @@ std::vector<uint8_t> SaveCompiled(const Graph& given, const Program& program, co
   std::transform(replaced.begin(), replaced.end(), where.begin(),
                  [](bool is_replaced) { return is_replaced ? Data::kNowhere : Data::kHere; });
   return Save(graph, packed, where, backend);
+}
+
+std::string WhyUnfit(std::string_view compiled, std::string_view here) {
+  if (compiled == here) return {};
+  // "cuda sm_90, lowbit 0.1.0, kernels 1f0a"
+  static constexpr std::pair<std::string_view, const char*> kParts[] = {
+      {", lowbit ", "another kind of device"},
+      {", ", "another release of lowbit"},
+      {"", "another build of the kernels, or another option 'reference'"}};
+  std::string differences;
+  std::string_view a = compiled, b = here;
+  for (const auto& [end, what] : kParts) {
+    const auto take = [&, end = end](std::string_view& text) {
+      const size_t size = end.empty() ? text.npos : text.find(end);
+      const std::string_view part = text.substr(0, size);
+      text.remove_prefix(size == text.npos ? text.size() : size + end.size());
+      return part;
+    };
+    if (take(a) == take(b)) continue;
+    if (!differences.empty()) differences += ", ";
+    differences += what;
+  }
+  std::string why;
+  AppendText(why, "the model was compiled for '", compiled, "', this is '", here, "' (", differences,
+             "); compile the model that it was made from again, here");
+  return why;
 }
 
 std::vector<ValueId> WeightsOf(const Graph& graph) {

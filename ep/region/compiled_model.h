@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ep/region/program.h"
@@ -18,6 +19,10 @@ std::vector<uint8_t> SaveCompiled(const Graph& graph, const Program& program, co
 std::vector<uint8_t> SaveWeightless(const Graph& graph, const Backend& backend);
 // The constants of a graph that have elements.
 std::vector<ValueId> WeightsOf(const Graph& graph);
+
+// Why what was compiled for one fingerprint does not run with another: both, what differs between them, and
+// what to do. Empty where they are equal.
+std::string WhyUnfit(std::string_view compiled, std::string_view here);
 
 // `weights`: of a weightless region those that WeightsOf named, in that order; else none. Throws Error where
 // the bytes are damaged, of another version of the format, or of another fingerprint (naming both, and saying

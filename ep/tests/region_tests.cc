@@ -868,6 +868,17 @@ void TestForeignCompiledModels() {
   const std::string error = load(bytes);
   Expect(Contains(error, "'fake 1'") && Contains(error, "'fake 2'") && Contains(error, "again"),
          "another fingerprint");
+  Expect(WhyUnfit("cuda sm_90, lowbit 0.1.0, kernels 1f", "cuda sm_90, lowbit 0.1.0, kernels 1f").empty(),
+         "nothing differs");
+  for (const auto& [compiled, what] :
+       {std::pair{"cuda sm_80, lowbit 0.1.0, kernels 1f", "(another kind of device)"},
+        {"cuda sm_90, lowbit 0.2.0, kernels 1f", "(another release of lowbit)"},
+        {"cuda sm_90, lowbit 0.1.0, kernels 2f", "(another build of the kernels"},
+        {"cuda sm_90, lowbit 0.1.0, kernels 1f, reference",
+         "(another build of the kernels, or another option"},
+        {"cpu, lowbit 0.2.0", "(another kind of device, another release of lowbit, another build"},
+        {"", "(another kind of device, another release of lowbit, another build"}})
+    Expect(Contains(WhyUnfit(compiled, "cuda sm_90, lowbit 0.1.0, kernels 1f"), what), what);
   std::vector<uint8_t> newer = bytes;
   newer[8] = 2;
   Expect(Contains(load(newer), "version 2"), "another version of the format");
