@@ -226,8 +226,7 @@ size_t CudaRuntime::BytesFree(int device) const {
 
 DeviceRuntime::ImportedMemory CudaRuntime::ImportMemory(int device, int descriptor, size_t bytes) {
   const DeviceScope scope(At(device)->Ordinal());
-  cudaExternalMemoryHandleDesc from = {};
-  from.type = cudaExternalMemoryHandleTypeOpaqueFd;
+  cudaExternalMemoryHandleDesc from = {.type = cudaExternalMemoryHandleTypeOpaqueFd};
   from.handle.fd = descriptor;
   from.size = bytes;
   cudaExternalMemory_t memory = nullptr;
@@ -254,8 +253,7 @@ void CudaRuntime::ReleaseMemory(int device, const ImportedMemory& memory) noexce
 
 void* CudaRuntime::ImportSemaphore(int device, int descriptor) {
   const DeviceScope scope(At(device)->Ordinal());
-  cudaExternalSemaphoreHandleDesc from = {};
-  from.type = cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd;
+  cudaExternalSemaphoreHandleDesc from = {.type = cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd};
   from.handle.fd = descriptor;
   cudaExternalSemaphore_t semaphore = nullptr;
   CheckCuda(cudaImportExternalSemaphore(&semaphore, &from), "importing a semaphore");

@@ -122,8 +122,10 @@ Importer::Importer(std::shared_ptr<Device> device, const OrtEpDevice* ep_device)
   ImportMemory = [](OrtExternalResourceImporterImpl* self, const OrtExternalMemoryDescriptor* descriptor,
                     OrtExternalMemoryHandle** handle) noexcept {
     *handle = nullptr;
-    return Guarded(
-        [&] { *handle = new ImportedMemory(Self(self).device_, Self(self).ep_device_, *descriptor); });
+    return Guarded([&] {
+      *handle =
+          std::make_unique<ImportedMemory>(Self(self).device_, Self(self).ep_device_, *descriptor).release();
+    });
   };
   ReleaseMemory = [](OrtExternalResourceImporterImpl*, OrtExternalMemoryHandle* handle) noexcept {
     delete static_cast<ImportedMemory*>(handle);
@@ -141,8 +143,10 @@ Importer::Importer(std::shared_ptr<Device> device, const OrtEpDevice* ep_device)
                        const OrtExternalSemaphoreDescriptor* descriptor,
                        OrtExternalSemaphoreHandle** handle) noexcept {
     *handle = nullptr;
-    return Guarded(
-        [&] { *handle = new ImportedSemaphore(Self(self).device_, Self(self).ep_device_, *descriptor); });
+    return Guarded([&] {
+      *handle = std::make_unique<ImportedSemaphore>(Self(self).device_, Self(self).ep_device_, *descriptor)
+                    .release();
+    });
   };
   ReleaseSemaphore = [](OrtExternalResourceImporterImpl*, OrtExternalSemaphoreHandle* handle) noexcept {
     delete static_cast<ImportedSemaphore*>(handle);

@@ -89,8 +89,8 @@ void* Memory::Map(int file, size_t bytes, void** data) {
 
 void Memory::Unmap(void* block, void* data, size_t bytes) noexcept {
   const auto offset = static_cast<size_t>(static_cast<uint8_t*>(data) - device_);
-  mmap(shadow_ + offset, Pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
-       static_cast<off_t>(offset));
+  (void)mmap(shadow_ + offset, Pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
+             static_cast<off_t>(offset));
   Free(block);
 }
 
