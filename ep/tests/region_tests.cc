@@ -1035,32 +1035,32 @@ GraphBuilder GraphOfAllKinds() {
 
 // Whatever the bytes are, they are refused with an Error or make a program that runs within its memory (which
 // AddressSanitizer sees). Returns the error.
-std::string UseCompiled(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend) {
+std::string UseCompiled(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend,
+                        std::span<const ConstTensor> weights = {}) {
   return ErrorOf([&] {
     std::mt19937 random(13);
-    const auto program = LoadCompiled(bytes, backend);
+    const auto program = LoadCompiled(bytes, backend, weights);
     RunProgram(*program, {RandomTensor({2, 3}, random)});
   });
 }
 
-void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
-  const GraphBuilder builder = GraphOfAllKinds();
-  const auto bytes = SaveCompiled(builder.graph, *Program::Compile(builder.graph, backend), *backend);
-  Expect(UseCompiled(bytes, backend).empty(), "sound bytes");
+void DamageCompiledModel(const std::vector<uint8_t>& bytes, std::span<const ConstTensor> weights,
+                         const std::shared_ptr<Backend>& backend) {
+  Expect(UseCompiled(bytes, backend, weights).empty(), "sound bytes");
   for (size_t size = 0; size < bytes.size(); size += kSparse) {
-    Expect(!UseCompiled(std::span(bytes).first(size), backend).empty(),
+    Expect(!UseCompiled(std::span(bytes).first(size), backend, weights).empty(),
            "bytes that end too early are refused");
     std::vector<uint8_t> sealed(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
     SealCompiled(sealed);
-    Expect(!UseCompiled(sealed, backend).empty(), "so are they behind a checksum that holds");
+    Expect(!UseCompiled(sealed, backend, weights).empty(), "so are they behind a checksum that holds");
   }
   // Odd steps: every place in a byte has its turn.
   for (size_t bit = 0; bit < 8 * bytes.size(); bit += kSparse | 1) {
     std::vector<uint8_t> flipped = bytes;
     flipped[bit / 8] = static_cast<uint8_t>(flipped[bit / 8] ^ (1u << (bit % 8)));
-    Expect(!UseCompiled(flipped, backend).empty(), "a flipped bit is found");
+    Expect(!UseCompiled(flipped, backend, weights).empty(), "a flipped bit is found");
     SealCompiled(flipped);
-    UseCompiled(flipped, backend);
+    UseCompiled(flipped, backend, weights);
   }
   std::mt19937 random(10);
   for (size_t round = 0; round < 2000 / kSparse; ++round) {
@@ -1068,8 +1068,15 @@ void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
     for (size_t i = 0; i < 1 + random() % 4; ++i)
       damaged[random() % damaged.size()] = static_cast<uint8_t>(random());
     SealCompiled(damaged);
-    UseCompiled(damaged, backend);
+    UseCompiled(damaged, backend, weights);
   }
+}
+
+void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
+  const GraphBuilder builder = GraphOfAllKinds();
+  DamageCompiledModel(SaveCompiled(builder.graph, *Program::Compile(builder.graph, backend), *backend), {},
+                      backend);
+  DamageCompiledModel(SaveWeightless(builder.graph, *backend), ConstantsOf(builder.graph), backend);
 }
 
 // Which back end reads a stated size is its own affair; whether a region is sound is not.
