@@ -44,27 +44,28 @@ struct CudaLibrary {
 };
 
 // Opens liblowbit_cuda once and for the rest of the process; `why_not` says why it is not there.
-CudaLibrary OpenCuda(const Logger& logger, std::string& why_not) {
+CudaLibrary OpenCuda(const Logger& logger, NoGpu& why_not) {
+  why_not.reason = OrtDeviceEpIncompatibility_MISSING_DEPENDENCY;
   const char* named = std::getenv(kPathVariable);
   const bool is_named = named != nullptr && *named != '\0';
   const fs::path path = is_named ? fs::path(named) : ort::OwnLibrary().parent_path() / kCudaLibrary;
   std::error_code error;
   if (!is_named && !fs::exists(path, error)) {
-    why_not = path.string() + " is not installed; the package onnxruntime-ep-lowbit-cuda brings it";
+    why_not.text = path.string() + " is not installed; the package onnxruntime-ep-lowbit-cuda brings it";
     return {};
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    why_not = std::string("cannot load it: ") + dlerror();
-    logger.Warning("lowbit: GPUs are not offered: " + why_not);
+    why_not.text = std::string("cannot load it: ") + dlerror();
+    logger.Warning("lowbit: GPUs are not offered: " + why_not.text);
     return {};
   }
   CudaLibrary cuda{reinterpret_cast<CreateCudaFactory>(dlsym(library, "LowBitCreateCudaEpFactory")),
                    reinterpret_cast<ReleaseCudaFactory>(dlsym(library, "LowBitReleaseCudaEpFactory"))};
   if (cuda.create != nullptr && cuda.release != nullptr) return cuda;
-  why_not =
+  why_not.text =
       path.string() + " is not lowbit's library for GPUs; reinstall it in the version of " LOWBIT_VERSION;
-  logger.Warning("lowbit: GPUs are not offered: " + why_not);
+  logger.Warning("lowbit: GPUs are not offered: " + why_not.text);
   return {};
 }
 
@@ -110,15 +111,16 @@ using AnyFactory = std::unique_ptr<OrtEpFactory, ReleaseAnyFactory>;
 
 // The GPUs' factory, or null and the reason.
 AnyFactory CreateGpuFactory(const char* registration_name, const OrtApiBase* base, const OrtLogger* logger,
-                            std::string& why_not) {
+                            NoGpu& why_not) {
   const Logger log(logger);
   const CudaLibrary cuda = OpenCuda(log, why_not);
   if (cuda.create == nullptr) return nullptr;
   OrtEpFactory* factory = nullptr;
   const Owned<OrtStatus> refused(cuda.create(registration_name, base, logger, ort::Domain(), &factory));
   if (refused != nullptr) {
-    why_not = Api().GetErrorMessage(refused.get());
-    log.Info("lowbit: GPUs are not offered: " + why_not);  // a machine without a GPU is nothing to warn of
+    why_not = {Api().GetErrorMessage(refused.get()), OrtDeviceEpIncompatibility_UNKNOWN};
+    log.Info("lowbit: GPUs are not offered: " +
+             why_not.text);  // a machine without a GPU is nothing to warn of
     return nullptr;
   }
   try {
@@ -157,21 +159,21 @@ __attribute__((visibility("default"))) OrtStatus* CreateEpFactories(const char* 
     lowbit::Require(room >= 1, "ONNX Runtime takes no factory");
     const std::string name = registration_name == nullptr ? "" : registration_name;
     const bool is_alone = name.ends_with(kCpuSuffix);
-    std::string why_not;
+    NoGpu why_not;
     AnyFactory gpu;
     if (name.ends_with(kTargetsSuffix)) {
       gpu = CreateGpuFactory(registration_name, base, logger, why_not);
-      lowbit::Require(gpu != nullptr, "no GPU can be compiled for: ", why_not);
+      lowbit::Require(gpu != nullptr, "no GPU can be compiled for: ", why_not.text);
       factories[0] = gpu.release();
       *count = 1;
       return;
     }
     if (is_alone) {
-      why_not = "the library was registered as '" + name + "', which offers the CPU alone";
+      why_not.text = "the library was registered as '" + name + "', which offers the CPU alone";
     } else if (room >= 2) {
       gpu = CreateGpuFactory(registration_name, base, logger, why_not);
     }
-    Check(CreateHostFactory(logger, lowbit::ort::Domain(), {Host()}, is_alone, std::move(why_not),
+    Check(CreateHostFactory(logger, lowbit::ort::Domain(), {Host()}, is_alone, std::move(why_not), gpu.get(),
                             &factories[0]));
     *count = gpu != nullptr ? 2 : 1;
     if (gpu != nullptr) factories[1] = gpu.release();

@@ -49,6 +49,10 @@ std::string Names() {
 const OptionInfo& Find(const std::string& name) {
   for (const OptionInfo& option : kOptions)
     if (name == option.name) return option;
+  Require(name != "enable_cuda_graph", "option '", name,
+          "' is that of other providers, whose graphs hold the addresses of one run's tensors; regions are "
+          "CUDA graphs "
+          "for whatever tensors a run is given (option 'cuda_graph')");
   Fail("option '", name, "' is unknown; there are ", Names());
 }
 

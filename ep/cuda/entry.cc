@@ -46,7 +46,8 @@ LOWBIT_EXPORT OrtStatus* LowBitCreateCudaEpFactory(const char* registration_name
       std::string_view(registration_name).ends_with(lowbit::ep::kTargetsSuffix)) {
     if (OrtStatus* refused = lowbit::ort::Attach(base)) return refused;
     return lowbit::ep::Guarded([&] {
-      lowbit::ep::Check(lowbit::ep::CreateHostFactory(logger, domain, lowbit::ep::Targets(), false, {}, out));
+      lowbit::ep::Check(
+          lowbit::ep::CreateHostFactory(logger, domain, lowbit::ep::Targets(), false, {}, nullptr, out));
     });
   }
   return lowbit::ep::CreateDeviceFactory(base, logger, domain, std::make_shared<lowbit::ep::CudaRuntime>(),

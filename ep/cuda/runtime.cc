@@ -85,6 +85,9 @@ std::string WhyNoDevices(cudaError_t error) {
 
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
+cudaExternalSemaphore_t SemaphoreOf(void* semaphore) {
+  return static_cast<cudaExternalSemaphore_t>(semaphore);
+}
 
 }  // namespace
 
@@ -212,6 +215,70 @@ void CudaRuntime::WaitEvent(int device, void* event, void* stream) {
 void CudaRuntime::SynchronizeEvent(int device, void* event) {
   const DeviceScope scope(At(device)->Ordinal());
   CheckCuda(cudaEventSynchronize(EventOf(event)), "waiting for an event");
+}
+
+size_t CudaRuntime::BytesFree(int device) const {
+  const DeviceScope scope(At(device)->Ordinal());
+  size_t free = 0, total = 0;
+  CheckCuda(cudaMemGetInfo(&free, &total), "asking for the free memory");
+  return free + BytesReserved(device) - BytesInUse(device);
+}
+
+DeviceRuntime::ImportedMemory CudaRuntime::ImportMemory(int device, int descriptor, size_t bytes) {
+  const DeviceScope scope(At(device)->Ordinal());
+  cudaExternalMemoryHandleDesc from = {.type = cudaExternalMemoryHandleTypeOpaqueFd};
+  from.handle.fd = descriptor;
+  from.size = bytes;
+  cudaExternalMemory_t memory = nullptr;
+  CheckCuda(cudaImportExternalMemory(&memory, &from), "importing memory");
+  cudaExternalMemoryBufferDesc whole = {};
+  whole.size = bytes;
+  void* data = nullptr;
+  const cudaError_t error = cudaExternalMemoryGetMappedBuffer(&data, memory, &whole);
+  if (error != cudaSuccess) static_cast<void>(cudaDestroyExternalMemory(memory));
+  CheckCuda(error, "mapping imported memory");
+  return {memory, data, bytes};
+}
+
+void CudaRuntime::ReleaseMemory(int device, const ImportedMemory& memory) noexcept {
+  try {
+    const DeviceScope scope(At(device)->Ordinal());
+    static_cast<void>(cudaFree(memory.data));
+    static_cast<void>(cudaDestroyExternalMemory(static_cast<cudaExternalMemory_t>(memory.handle)));
+  } catch (const Error&) {
+    // The device is lost, or the process is ending: its memory is gone already.
+    static_cast<void>(cudaGetLastError());
+  }
+}
+
+void* CudaRuntime::ImportSemaphore(int device, int descriptor) {
+  const DeviceScope scope(At(device)->Ordinal());
+  cudaExternalSemaphoreHandleDesc from = {.type = cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd};
+  from.handle.fd = descriptor;
+  cudaExternalSemaphore_t semaphore = nullptr;
+  CheckCuda(cudaImportExternalSemaphore(&semaphore, &from), "importing a semaphore");
+  return semaphore;
+}
+
+void CudaRuntime::ReleaseSemaphore(int, void* semaphore) noexcept {
+  static_cast<void>(cudaDestroyExternalSemaphore(SemaphoreOf(semaphore)));
+}
+
+void CudaRuntime::WaitSemaphore(int device, void* semaphore, uint64_t value, void* stream) {
+  const DeviceScope scope(At(device)->Ordinal());
+  const cudaExternalSemaphore_t waited = SemaphoreOf(semaphore);
+  cudaExternalSemaphoreWaitParams how = {};
+  how.params.fence.value = value;
+  CheckCuda(cudaWaitExternalSemaphoresAsync(&waited, &how, 1, StreamOf(stream)), "waiting for a semaphore");
+}
+
+void CudaRuntime::SignalSemaphore(int device, void* semaphore, uint64_t value, void* stream) {
+  const DeviceScope scope(At(device)->Ordinal());
+  const cudaExternalSemaphore_t signalled = SemaphoreOf(semaphore);
+  cudaExternalSemaphoreSignalParams how = {};
+  how.params.fence.value = value;
+  CheckCuda(cudaSignalExternalSemaphoresAsync(&signalled, &how, 1, StreamOf(stream)),
+            "signalling a semaphore");
 }
 
 std::shared_ptr<Backend> CudaRuntime::CreateBackend(int device, const EpOptions& options) {

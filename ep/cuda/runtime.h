@@ -72,6 +72,7 @@ class CudaRuntime final : public DeviceRuntime {
   void Free(int device, void* block) noexcept override;
   size_t BytesInUse(int device) const override { return At(device)->Memory().BytesInUse(); }
   size_t BytesReserved(int device) const override { return At(device)->Memory().BytesReserved(); }
+  size_t BytesFree(int device) const override;
 
   void Copy(void* to, Place to_place, const void* from, Place from_place, size_t bytes, int device,
             void* stream) override;
@@ -85,6 +86,13 @@ class CudaRuntime final : public DeviceRuntime {
   void RecordEvent(int device, void* event, void* stream) override;
   void WaitEvent(int device, void* event, void* stream) override;
   void SynchronizeEvent(int device, void* event) override;
+
+  ImportedMemory ImportMemory(int device, int descriptor, size_t bytes) override;
+  void ReleaseMemory(int device, const ImportedMemory& memory) noexcept override;
+  void* ImportSemaphore(int device, int descriptor) override;
+  void ReleaseSemaphore(int device, void* semaphore) noexcept override;
+  void WaitSemaphore(int device, void* semaphore, uint64_t value, void* stream) override;
+  void SignalSemaphore(int device, void* semaphore, uint64_t value, void* stream) override;
 
   std::shared_ptr<Backend> CreateBackend(int device, const EpOptions& options) override;
 

@@ -19,10 +19,10 @@ namespace {
 
 constexpr const char* kFused = "it runs on LowBitExecutionProvider";
 
-void Claim(std::vector<const OrtNode*> nodes, OrtEpGraphSupportInfo* claims) {
+void Claim(std::vector<const OrtNode*> nodes, OrtEpGraphSupportInfo* claims, bool keeps_weights = false) {
   OrtNodeFusionOptions options{};
   options.ort_version_supported = ort::RuntimeApiVersion();
-  options.drop_constant_initializers = true;  // the program keeps its own, packed for the device
+  options.drop_constant_initializers = !keeps_weights;  // the program has its own, packed for the device
   Check(EpApi().EpGraphSupportInfo_AddNodesToFuse(claims, nodes.data(), nodes.size(), &options));
 }
 
@@ -86,16 +86,13 @@ void TellRegion(const Graph& graph, const std::vector<size_t>& region, Report& r
 }  // namespace
 
 void ClaimAnyNode(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
-  size_t count = 0;
-  Check(Api().Graph_GetNumNodes(graph, &count));
-  std::vector<const OrtNode*> nodes(count);
-  if (count == 0) return;
-  Check(Api().Graph_GetNodes(graph, nodes.data(), count));
-  Claim({nodes.front()}, claims);
+  const std::vector<const OrtNode*> nodes = GraphNodes(graph);
+  if (!nodes.empty()) Claim({nodes.front()}, claims);
 }
 
 std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logger& logger,
-                       bool takes_any_model, std::set<std::string>& told, OrtEpGraphSupportInfo* claims) {
+                       const ClaimSettings& settings, std::set<std::string>& told,
+                       OrtEpGraphSupportInfo* claims) {
   const ReadGraphResult read = ReadGraph(graph);
   Report report(logger, told);
   for (size_t i = 0; i < read.nodes.size(); ++i) {
@@ -107,7 +104,7 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
     std::vector<const OrtNode*> nodes;
     nodes.reserve(region.size());
     for (const size_t i : region) nodes.push_back(read.nodes[i]);
-    Claim(std::move(nodes), claims);
+    Claim(std::move(nodes), claims, settings.keeps_weights);
     TellRegion(read.graph, region, report);
   }
   for (const Partition::Left& left : partition.left) {
@@ -115,7 +112,7 @@ std::string ClaimNodes(const OrtGraph* graph, const Backend& backend, const Logg
     if (node.barred == kFused || IsContextNode(node)) continue;
     report.Left(node, left.reason);
   }
-  if (!takes_any_model) TellAboutUnconverted(graph, read.graph, report);
+  if (!settings.takes_any_model) TellAboutUnconverted(graph, read.graph, report);
   return CodesFault(read.graph);
 }
 

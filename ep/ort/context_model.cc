@@ -133,13 +133,22 @@ ContextSettings ReadContextSettings(const std::map<std::string, std::string>& se
     return found == session_entries.end() ? std::string() : found->second;
   };
   return {entry("ep.context_enable") == "1", entry("ep.context_embed_mode") == "1",
-          entry("ep.context_file_path")};
+          entry("ep.enable_weightless_ep_context_nodes") == "1", entry("ep.context_file_path")};
 }
 
 bool IsContextNode(const Node& node) {
   if (node.op != kContextOp || node.domain != kContextDomain) return false;
   const std::string* source = Find<std::string>(node.attributes, "source");
   return source != nullptr && *source == kProviderName;
+}
+
+bool HoldsContextNode(const OrtGraph* graph) {
+  const std::vector<const OrtNode*> nodes = GraphNodes(graph);
+  return std::any_of(nodes.begin(), nodes.end(), [](const OrtNode* node) {
+    const char* op = nullptr;
+    Check(Api().Node_GetOperatorType(node, &op));
+    return std::string_view(op) == kContextOp;
+  });
 }
 
 std::vector<uint8_t> ReadContext(const OrtNode* node, const fs::path& model_file,
@@ -158,8 +167,8 @@ ContextWriter::~ContextWriter() {
   for (const fs::path& path : written_) fs::remove(path, ignored);
 }
 
-Owned<OrtNode> ContextWriter::Write(const OrtNode* fused, std::span<const uint8_t> compiled,
-                                    const fs::path& model_file) {
+Owned<OrtNode> ContextWriter::Write(const OrtNode* fused, const std::vector<std::string>& inputs,
+                                    std::span<const uint8_t> compiled, const fs::path& model_file) {
   const char* name = nullptr;
   Check(Api().Node_GetName(fused, &name));
   std::string_view context(reinterpret_cast<const char*>(compiled.data()), compiled.size());
@@ -182,7 +191,7 @@ Owned<OrtNode> ContextWriter::Write(const OrtNode* fused, std::span<const uint8_
       Attribute("ep_sdk_version", LOWBIT_VERSION), Attribute("partition_name", name)};
   std::vector<OrtOpAttr*> raw;
   for (const Owned<OrtOpAttr>& attribute : attributes) raw.push_back(attribute.get());
-  const std::vector<std::string> inputs = InputNames(fused), outputs = OutputNames(fused);
+  const std::vector<std::string> outputs = OutputNames(fused);
   OrtNode* made = nullptr;
   Check(Api().GetModelEditorApi()->CreateNode(kContextOp, kContextDomain, name, Pointers(inputs).data(),
                                               inputs.size(), Pointers(outputs).data(), outputs.size(),

@@ -18,14 +18,17 @@ namespace lowbit::ep {
 
 // What the session's options say about context models.
 struct ContextSettings {
-  bool enabled = false;  // write them
-  bool embed = false;    // into the model
-  std::string file;      // of the model to write, or of a model that was loaded from memory; may be empty
+  bool enabled = false;     // write them
+  bool embed = false;       // into the model
+  bool weightless = false;  // without weights, which become inputs of the nodes
+  std::string file;         // of the model to write, or of a model that was loaded from memory; may be empty
 };
 ContextSettings ReadContextSettings(const std::map<std::string, std::string>& session_entries);
 
 // Whether the node is a compiled region of this provider.
 bool IsContextNode(const Node& node);
+// Whether a node of the graph is a compiled region, of whichever provider.
+bool HoldsContextNode(const OrtGraph* graph);
 // The attribute of such nodes that holds the compiled bytes, or the file's name.
 inline constexpr const char* kContextAttribute = "ep_cache_context";
 
@@ -42,9 +45,9 @@ class ContextWriter {
   ContextWriter& operator=(const ContextWriter&) = delete;
 
   // The node that stands for `fused` in the context model, by whose name ONNX Runtime tells which one it
-  // replaces. Throws Error.
-  Owned<OrtNode> Write(const OrtNode* fused, std::span<const uint8_t> compiled,
-                       const std::filesystem::path& model_file);
+  // replaces; `inputs` names what it reads. Throws Error.
+  Owned<OrtNode> Write(const OrtNode* fused, const std::vector<std::string>& inputs,
+                       std::span<const uint8_t> compiled, const std::filesystem::path& model_file);
   void Keep() { written_.clear(); }
 
  private:

@@ -30,6 +30,8 @@ class DeviceRuntime {
   virtual void Free(int device, void* block) noexcept = 0;
   virtual size_t BytesInUse(int device) const = 0;
   virtual size_t BytesReserved(int device) const = 0;
+  // What could still be allocated, other programs permitting.
+  virtual size_t BytesFree(int device) const = 0;
 
   enum class Place : uint8_t { kHost, kDevice };
   // Copies on `stream` (null: the device's own copy stream, and complete on return). Host memory is pageable:
@@ -47,6 +49,21 @@ class DeviceRuntime {
   virtual void RecordEvent(int device, void* event, void* stream) = 0;
   virtual void WaitEvent(int device, void* event, void* stream) = 0;  // the stream waits
   virtual void SynchronizeEvent(int device, void* event) = 0;         // the host waits
+
+  // Memory of another API (Vulkan) of `bytes` bytes on this device, behind a file descriptor. An import that
+  // succeeds takes the descriptor over. Nothing that is enqueued may still use memory that is released.
+  struct ImportedMemory {
+    void* handle = nullptr;
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  virtual ImportedMemory ImportMemory(int device, int descriptor, size_t bytes) = 0;
+  virtual void ReleaseMemory(int device, const ImportedMemory& memory) noexcept = 0;
+  // The same for a timeline semaphore: the stream waits until it has `value`, or gives it that.
+  virtual void* ImportSemaphore(int device, int descriptor) = 0;
+  virtual void ReleaseSemaphore(int device, void* semaphore) noexcept = 0;
+  virtual void WaitSemaphore(int device, void* semaphore, uint64_t value, void* stream) = 0;
+  virtual void SignalSemaphore(int device, void* semaphore, uint64_t value, void* stream) = 0;
 
   virtual std::shared_ptr<Backend> CreateBackend(int device, const EpOptions& options) = 0;
 };

@@ -10,7 +10,9 @@
 #include "ep/ort/allocator.h"
 #include "ep/ort/data_transfer.h"
 #include "ep/ort/memcpy_kernels.h"
+#include "ep/ort/resource_importer.h"
 #include "ep/ort/stream.h"
+#include "ep/region/compiled_model.h"
 #include "ort/domain.h"
 
 namespace lowbit::ep {
@@ -30,6 +32,8 @@ struct OfferedDevice {
   CreateBackend create_backend;
   const OrtHardwareDevice* hardware = nullptr;  // under which it was offered last
 };
+
+constexpr uint32_t kNvidia = 0x10de;  // PCI vendor id
 
 using Hardware = std::vector<const OrtHardwareDevice*>;
 
@@ -87,8 +91,8 @@ const OrtHardwareDevice* HardwareFor(const DeviceRuntime& runtime, int index, co
 class Factory final : public OrtEpFactory {
  public:
   Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger, OrtCustomOpDomain* domain);
-  Factory(std::vector<HostDevice> hosts, bool is_alone, std::string without_devices, const OrtLogger* logger,
-          OrtCustomOpDomain* domain);
+  Factory(std::vector<HostDevice> hosts, bool is_alone, NoGpu unavailable, OrtEpFactory* gpus,
+          const OrtLogger* logger, OrtCustomOpDomain* domain);
 
  private:
   void Fill();
@@ -97,13 +101,15 @@ class Factory final : public OrtEpFactory {
   OrtEpDevice* CreateEpDevice(OfferedDevice& offered, const OrtHardwareDevice* hardware);
   OfferedDevice& Chosen(const OrtKeyValuePairs* const* metadata, size_t count);
   OfferedDevice* OwnerOf(const OrtMemoryDevice* memory);
+  void Judge(const OrtHardwareDevice* hardware, OrtDeviceEpIncompatibilityDetails* details) const;
   OrtCompiledModelCompatibility Validate(const Hardware& hardware, std::string_view fingerprint);
 
   const std::shared_ptr<DeviceRuntime> runtime_;  // null: the CPU
   const Logger logger_;
   OrtCustomOpDomain* const domain_;
   const bool is_alone_ = false;
-  const std::string unavailable_;
+  const NoGpu unavailable_;
+  OrtEpFactory* const gpus_ = nullptr;  // that stands beside this one
   std::vector<OfferedDevice> offered_;
 };
 
@@ -114,8 +120,8 @@ Factory::Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger
       runtime_(std::move(runtime)),
       logger_(logger),
       domain_(domain),
-      unavailable_(runtime_->WhyNone()) {
-  Require(runtime_->Count() > 0, "no ", runtime_->Kind(), " device can be used: ", unavailable_);
+      unavailable_{runtime_->WhyNone(), OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE} {
+  Require(runtime_->Count() > 0, "no ", runtime_->Kind(), " device can be used: ", unavailable_.text);
   for (int i = 0; i < runtime_->Count(); ++i) {
     auto device = std::make_shared<Device>(runtime_, i);
     KernelRegistry registry = CreateMemcpyRegistry(*device);
@@ -128,13 +134,14 @@ Factory::Factory(std::shared_ptr<DeviceRuntime> runtime, const OrtLogger* logger
   FillDeviceEntries();
 }
 
-Factory::Factory(std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
+Factory::Factory(std::vector<HostDevice> hosts, bool is_alone, NoGpu unavailable, OrtEpFactory* gpus,
                  const OrtLogger* logger, OrtCustomOpDomain* domain)
     : OrtEpFactory{},
       logger_(logger),
       domain_(domain),
       is_alone_(is_alone),
-      unavailable_(std::move(without_devices)) {
+      unavailable_(std::move(unavailable)),
+      gpus_(gpus) {
   for (HostDevice& host : hosts) {
     offered_.push_back({std::move(host.name), std::move(host.description), nullptr, nullptr,
                         std::move(host.create_backend)});
@@ -146,7 +153,8 @@ OrtEpDevice* Factory::CreateEpDevice(OfferedDevice& offered, const OrtHardwareDe
   // ONNX Runtime adds "version" itself.
   const Owned<OrtKeyValuePairs> metadata =
       Pairs({{kDeviceKey, offered.name}, {kDescriptionKey, offered.description}});
-  if (!unavailable_.empty()) Api().AddKeyValuePair(metadata.get(), kUnavailableKey, unavailable_.c_str());
+  if (!unavailable_.text.empty())
+    Api().AddKeyValuePair(metadata.get(), kUnavailableKey, unavailable_.text.c_str());
   if (is_alone_) Api().AddKeyValuePair(metadata.get(), kAloneKey, "1");
   const Owned<OrtKeyValuePairs> options = Pairs({{ort::kBringsOps, "1"}});
   OrtEpDevice* made = nullptr;
@@ -199,12 +207,32 @@ OfferedDevice* Factory::OwnerOf(const OrtMemoryDevice* memory) {
 OrtCompiledModelCompatibility Factory::Validate(const Hardware& hardware, std::string_view fingerprint) {
   for (const OfferedDevice& offered : offered_) {
     if (std::find(hardware.begin(), hardware.end(), offered.hardware) == hardware.end()) continue;
-    const std::string own = offered.create_backend(EpOptions{})->Fingerprint();
-    if (own == fingerprint) return OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL;
-    logger_.Warning("lowbit: the model was compiled for '" + std::string(fingerprint) + "', this is '" + own +
-                    "'; compile the model that it was made from again");
+    const std::string why_unfit = WhyUnfit(fingerprint, offered.create_backend(EpOptions{})->Fingerprint());
+    if (why_unfit.empty()) return OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL;
+    logger_.Warning("lowbit: " + why_unfit);
   }
   return OrtCompiledModelCompatibility_EP_UNSUPPORTED;
+}
+
+void Factory::Judge(const OrtHardwareDevice* hardware, OrtDeviceEpIncompatibilityDetails* details) const {
+  const OrtHardwareDeviceType type = Api().HardwareDevice_Type(hardware);
+  if (type == OrtHardwareDeviceType_CPU) return;
+  if (gpus_ != nullptr)
+    return Check(gpus_->GetHardwareDeviceIncompatibilityDetails(gpus_, hardware, details));
+  const auto refuse = [&](OrtDeviceEpIncompatibilityReason reason, const std::string& notes) {
+    Check(EpApi().DeviceEpIncompatibilityDetails_SetDetails(details, static_cast<uint32_t>(reason), 0,
+                                                            notes.c_str()));
+  };
+  const uint32_t vendor = runtime_ == nullptr ? kNvidia : runtime_->VendorId();
+  if (type != OrtHardwareDeviceType_GPU || Api().HardwareDevice_VendorId(hardware) != vendor) {
+    refuse(OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE,
+           "lowbit runs on CPUs, and on NVIDIA GPUs from compute capability 7.5 on");
+    return;
+  }
+  const bool is_offered = std::any_of(offered_.begin(), offered_.end(), [&](const OfferedDevice& offered) {
+    return offered.hardware == hardware;
+  });
+  if (!is_offered && !unavailable_.text.empty()) refuse(unavailable_.reason, unavailable_.text);
 }
 
 void Factory::Fill() {
@@ -238,6 +266,10 @@ void Factory::Fill() {
                                               OrtCompiledModelCompatibility* compatibility) noexcept {
     return Guarded(
         [&] { *compatibility = Self(factory).Validate({hardware, hardware + count}, fingerprint); });
+  };
+  GetHardwareDeviceIncompatibilityDetails = [](OrtEpFactory* factory, const OrtHardwareDevice* hardware,
+                                               OrtDeviceEpIncompatibilityDetails* details) noexcept {
+    return Guarded([&] { Self(factory).Judge(hardware, details); });
   };
   GetNumCustomOpDomains = [](OrtEpFactory*, size_t* count) noexcept -> OrtStatus* {
     *count = 1;
@@ -282,6 +314,14 @@ void Factory::FillDeviceEntries() {
       *transfer = CreateDeviceTransfer(std::move(devices));
     });
   };
+  CreateExternalResourceImporterForDevice = [](OrtEpFactory* factory, const OrtEpDevice* ep_device,
+                                               OrtExternalResourceImporterImpl** importer) noexcept {
+    *importer = nullptr;
+    return Guarded([&] {
+      const OrtKeyValuePairs* const metadata = Api().EpDevice_EpMetadata(ep_device);
+      *importer = CreateResourceImporter(Self(factory).Chosen(&metadata, 1).device, ep_device);
+    });
+  };
   CreateSyncStreamForDevice = [](OrtEpFactory* factory, const OrtMemoryDevice* memory,
                                  const OrtKeyValuePairs*, OrtSyncStreamImpl** stream) noexcept {
     return Guarded([&] {
@@ -301,10 +341,10 @@ OrtStatus* CreateDeviceFactory(const OrtApiBase* base, const OrtLogger* logger, 
 }
 
 OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain,
-                             std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
-                             OrtEpFactory** out) noexcept {
+                             std::vector<HostDevice> hosts, bool is_alone, NoGpu unavailable,
+                             OrtEpFactory* gpus, OrtEpFactory** out) noexcept {
   return Guarded([&] {
-    *out = std::make_unique<Factory>(std::move(hosts), is_alone, std::move(without_devices), logger, domain)
+    *out = std::make_unique<Factory>(std::move(hosts), is_alone, std::move(unavailable), gpus, logger, domain)
                .release();
   });
 }

@@ -29,10 +29,16 @@ struct HostDevice {
   CreateBackend create_backend;
   std::string description;
 };
-// The factory of such devices. `is_alone`: GPUs were not looked for; `without_devices`: why there is no GPU, or empty.
+// Why a GPU is not offered, in words and as ONNX Runtime classifies it; no words: nothing stands against it.
+struct NoGpu {
+  std::string text;
+  OrtDeviceEpIncompatibilityReason reason = OrtDeviceEpIncompatibility_UNKNOWN;
+};
+// The factory of such devices. `is_alone`: GPUs were not looked for. `gpus`: the factory of GPUs that stands
+// behind it, or null. ONNX Runtime asks the first factory of a provider alone what hardware it fits.
 OrtStatus* CreateHostFactory(const OrtLogger* logger, OrtCustomOpDomain* domain,
-                             std::vector<HostDevice> hosts, bool is_alone, std::string without_devices,
-                             OrtEpFactory** out) noexcept;
+                             std::vector<HostDevice> hosts, bool is_alone, NoGpu unavailable,
+                             OrtEpFactory* gpus, OrtEpFactory** out) noexcept;
 
 void ReleaseFactory(OrtEpFactory* factory) noexcept;
 

@@ -54,12 +54,6 @@ std::vector<const OrtValueInfo*> Outputs(const OrtGraph* graph) {
       [&](const OrtValueInfo** list, size_t count) { return Api().Graph_GetOutputs(graph, list, count); });
 }
 
-std::vector<const OrtNode*> Nodes(const OrtGraph* graph) {
-  return ReadList<const OrtNode*>(
-      [&](size_t* count) { return Api().Graph_GetNumNodes(graph, count); },
-      [&](const OrtNode** list, size_t count) { return Api().Graph_GetNodes(graph, list, count); });
-}
-
 std::string NameOf(const OrtValueInfo* value) {
   if (value == nullptr) return "";
   const char* name = nullptr;
@@ -162,7 +156,7 @@ void ReadConstant(const OrtValue* constant, Value& value,
 class Reader {
  public:
   ReadGraphResult Read(const OrtGraph* graph) {
-    for (const OrtNode* node : Nodes(graph)) {
+    for (const OrtNode* node : GraphNodes(graph)) {
       result_.graph.nodes.push_back(ReadNode(node));
       result_.nodes.push_back(node);
     }
@@ -252,6 +246,12 @@ class Reader {
 };
 
 }  // namespace
+
+std::vector<const OrtNode*> GraphNodes(const OrtGraph* graph) {
+  return ReadList<const OrtNode*>(
+      [&](size_t* count) { return Api().Graph_GetNumNodes(graph, count); },
+      [&](const OrtNode** list, size_t count) { return Api().Graph_GetNodes(graph, list, count); });
+}
 
 ReadGraphResult ReadGraph(const OrtGraph* graph) { return Reader().Read(graph); }
 

@@ -31,6 +31,8 @@ struct ReadGraphResult {
 // Throws Error.
 ReadGraphResult ReadGraph(const OrtGraph* graph);
 
+std::vector<const OrtNode*> GraphNodes(const OrtGraph* graph);
+
 // The attributes of one node whose names are `wanted`; throws Error for those of a kind that AttributeMap
 // does not hold.
 AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::string_view)>& wanted);

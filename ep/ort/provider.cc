@@ -19,6 +19,9 @@
 namespace lowbit::ep {
 namespace {
 
+// Of the oldest ONNX Runtime whose context models keep initializers that the provider does not drop.
+constexpr uint32_t kWeightlessApi = 26;
+
 Provider& Self(OrtEp* ep) { return *static_cast<Provider*>(ep); }
 
 std::map<std::string, std::string> ReadEntries(const OrtSessionOptions* session) {
@@ -83,6 +86,9 @@ Provider::Provider(const CreateBackend& create_backend, std::shared_ptr<Device> 
       registry_(registry),
       entries_(ReadEntries(session)),
       context_(ReadContextSettings(entries_)) {
+  Require(!context_.enabled || !context_.weightless || ort::RuntimeApiVersion() >= kWeightlessApi,
+          "session entry ep.enable_weightless_ep_context_nodes needs ONNX Runtime 1.", kWeightlessApi,
+          " or newer: this one writes the addresses of weights into the model in their place");
   const EpOptions options = ReadOptions(entries_, logger_);
   const int index = device_ == nullptr ? 0 : device_->index();
   Require(options.device_id.value_or(index) == index, "option 'device_id' is ", options.device_id.value_or(0),
@@ -110,6 +116,11 @@ void Provider::Fill() {
       } catch (const std::bad_alloc&) {
         // An error from here ONNX Runtime only logs, and does without regions.
         Self(ep).fault_ = "out of memory";
+        ClaimAnyNode(graph, claims);
+      } catch (const Error& e) {
+        // Such as weights that cannot be read, which nothing else misses where the model is compiled.
+        if (!HoldsContextNode(graph)) throw;
+        Self(ep).fault_ = e.what();
         ClaimAnyNode(graph, claims);
       }
     });
@@ -147,6 +158,14 @@ void Provider::Fill() {
     return nullptr;
   };
   Sync = [](OrtEp* ep) noexcept { return Guarded([&] { Self(ep).device_->SynchronizeAll(ep); }); };
+  GetAvailableResource = [](const OrtEp* ep, OrtResourceCount* available) noexcept {
+    return Guarded([&] {
+      const Device& device = *static_cast<const Provider*>(ep)->device_;
+      *available = {};
+      available->kind = OrtResourceCountKind_TotalBytes;
+      available->value.total_bytes = device.runtime().BytesFree(device.index());
+    });
+  };
   GetDefaultMemoryDevice = [](const OrtEp* ep, const OrtMemoryDevice** memory) noexcept -> OrtStatus* {
     *memory = EpApi().MemoryInfo_GetMemoryDevice(static_cast<const Provider*>(ep)->device_->memory_info());
     return nullptr;
@@ -171,7 +190,10 @@ void Provider::Claim(const OrtGraph* graph, OrtEpGraphSupportInfo* claims) {
   // lowbit.session() says so where it took the provider by itself, for whatever model the options will serve.
   const auto device = entries_.find("lowbit.device");
   const bool takes_any_model = device != entries_.end() && device->second == "cpu";
-  const std::string fault = ClaimNodes(graph, *backend_, logger_, takes_any_model, told_, claims);
+  // ONNX Runtime writes those initializers into the context model that its nodes read.
+  const bool keeps_weights = context_.enabled && context_.weightless;
+  const std::string fault =
+      ClaimNodes(graph, *backend_, logger_, {takes_any_model, keeps_weights}, told_, claims);
   if (fault_.empty()) fault_ = fault;
 }
 
@@ -195,22 +217,39 @@ Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode*
   std::shared_ptr<Program> program;
   if (region.nodes.size() == 1 && IsContextNode(region.nodes[0])) {
     Require(writer == nullptr, "the model is compiled already; compile the model that it was made from");
+    // In the order in which they were compiled.
+    region.inputs.clear();
+    std::vector<ConstTensor> weights;
+    for (const ValueId id : region.nodes[0].inputs) {
+      if (id != kAbsent && region.values[static_cast<size_t>(id)].constant) {
+        weights.push_back(*region.values[static_cast<size_t>(id)].constant);
+      } else {
+        region.inputs.push_back(id);
+      }
+    }
+    region.outputs = region.nodes[0].outputs;
     try {
-      program = LoadCompiled(ReadContext(read.nodes[0], model_file, context_), backend_);
+      program = LoadCompiled(ReadContext(read.nodes[0], model_file, context_), backend_, weights);
     } catch (const Error& e) {
       Fail(Where(region.nodes[0]), ": ", e.what());
     }
-    // In the order in which they were compiled.
-    region.inputs = region.nodes[0].inputs;
-    region.outputs = region.nodes[0].outputs;
   } else {
     program = Program::Compile(region, backend_);
   }
   RegionCompute::Binding binding{PlacesOf(NamesOf(region, region.inputs), InputNames(fused)),
                                  PlacesOf(NamesOf(region, region.outputs), OutputNames(fused))};
   Compiled compiled;
-  if (writer != nullptr)
-    compiled.context_node = writer->Write(fused, SaveCompiled(region, *program, *backend_), model_file);
+  if (writer != nullptr) {
+    std::vector<ValueId> reads = region.inputs;
+    if (context_.weightless) {
+      const std::vector<ValueId> weights = WeightsOf(region);
+      reads.insert(reads.end(), weights.begin(), weights.end());
+    }
+    compiled.context_node = writer->Write(
+        fused, NamesOf(region, reads),
+        context_.weightless ? SaveWeightless(region, *backend_) : SaveCompiled(region, *program, *backend_),
+        model_file);
+  }
   compiled.compute = std::make_unique<RegionCompute>(std::move(program), std::move(binding), device_, name);
   return compiled;
 }

@@ -1,6 +1,6 @@
 // The form: a header of kHeaderBytes (magic, version, a reserved 0, size and checksum of what follows),
 // fingerprint, measured choices, packed bytes by step, the graph. Data lies at multiples of 64, so that it
-// can be read in place.
+// can be read in place. A weightless region has no packed bytes, and of its constants the checksums.
 #include "ep/region/compiled_model.h"
 
 #include <algorithm>
@@ -39,6 +39,17 @@ uint64_t Checksum(std::span<const uint8_t> bytes) {
   return sum;
 }
 
+size_t BytesOf(const ConstTensor& tensor) {
+  return static_cast<size_t>(ElementCount(tensor.shape)) * ElementSize(tensor.type);
+}
+
+std::span<const uint8_t> DataOf(const ConstTensor& tensor) {
+  return {static_cast<const uint8_t*>(tensor.data), BytesOf(tensor)};
+}
+
+// Where the data of a constant lie.
+enum class Data : uint8_t { kNowhere, kHere, kWithTheModel };
+
 // ---- writing
 
 // The values whose data nobody needs: packed bytes stand for them, or no node reads them.
@@ -70,22 +81,22 @@ void WriteOptional(ByteWriter& out, const std::optional<T>& value, Write&& write
   if (value) write(*value);
 }
 
-void WriteConstant(ByteWriter& out, const ConstTensor& constant, bool is_replaced) {
+void WriteConstant(ByteWriter& out, const ConstTensor& constant, Data where) {
   out.Number(constant.type);
   out.List(constant.shape);
-  out.Number(static_cast<uint8_t>(!is_replaced));
-  if (is_replaced) return;
-  const auto bytes = static_cast<size_t>(ElementCount(constant.shape)) * ElementSize(constant.type);
-  out.Blob({static_cast<const uint8_t*>(constant.data), bytes});
+  out.Number(where);
+  if (where == Data::kHere) out.Blob(DataOf(constant));
+  if (where == Data::kWithTheModel) out.Number(Checksum(DataOf(constant)));
 }
 
-void WriteValue(ByteWriter& out, const Value& value, bool is_replaced) {
+void WriteValue(ByteWriter& out, const Value& value, Data where) {
   out.Text(value.name);
   WriteOptional(out, value.type, [&](ElementType type) { out.Number(type); });
   WriteOptional(out, value.dims, [&](const auto& dims) { out.List(dims); });
-  WriteOptional(out, value.constant,
-                [&](const ConstTensor& tensor) { WriteConstant(out, tensor, is_replaced); });
-  WriteOptional(out, value.constant_ints, [&](const auto& ints) { out.List(ints); });
+  WriteOptional(out, value.constant, [&](const ConstTensor& tensor) { WriteConstant(out, tensor, where); });
+  const bool has_ints = value.constant_ints && where != Data::kWithTheModel;
+  WriteOptional(out, has_ints ? value.constant_ints : std::nullopt,
+                [&](const auto& ints) { out.List(ints); });
   out.Number(static_cast<uint8_t>(value.is_outer));
 }
 
@@ -125,14 +136,39 @@ auto ReadOptional(ByteReader& in, Read&& read) -> std::optional<decltype(read())
   return read();
 }
 
-ConstTensor ReadConstant(ByteReader& in) {
+// The weights that come with the model, in their order.
+class GivenWeights {
+ public:
+  explicit GivenWeights(std::span<const ConstTensor> given) : given_(given) {}
+
+  const void* Next(const std::string& name, const ConstTensor& expected, uint64_t checksum) {
+    Require(used_ < given_.size(), "the model brings ", given_.size(), " weights, and not '", name,
+            "', which the region was compiled without; compile it again");
+    const ConstTensor& weight = given_[used_++];
+    Require(weight.type == expected.type && weight.shape == expected.shape &&
+                Checksum(DataOf(weight)) == checksum,
+            "the weights '", name,
+            "' are not those that the model was compiled with: the file that holds them "
+            "was changed; compile the model again");
+    return weight.data;
+  }
+  size_t Left() const { return given_.size() - used_; }
+
+ private:
+  std::span<const ConstTensor> given_;
+  size_t used_ = 0;
+};
+
+ConstTensor ReadConstant(ByteReader& in, const std::string& name, GivenWeights& weights) {
   ConstTensor constant;
   constant.type = in.Member(ElementType::kFloat);
   constant.shape = in.List<int64_t>();
   const int64_t bytes =
       CheckedProduct(ElementCount(constant.shape), static_cast<int64_t>(ElementSize(constant.type)),
                      "the bytes of a tensor");
-  if (!in.Flag()) return constant;
+  const Data where = in.Member(Data::kWithTheModel);
+  if (where == Data::kWithTheModel) constant.data = weights.Next(name, constant, in.Number<uint64_t>());
+  if (where != Data::kHere) return constant;
   const std::span<const uint8_t> data = in.Blob();
   Require(data.size() == static_cast<size_t>(bytes), "an initializer of shape ", ShapeText(constant.shape),
           " has ", data.size(), " bytes");
@@ -140,7 +176,7 @@ ConstTensor ReadConstant(ByteReader& in) {
   return constant;
 }
 
-Value ReadValue(ByteReader& in) {
+Value ReadValue(ByteReader& in, GivenWeights& weights) {
   Value value;
   value.name = in.Text();
   value.type = ReadOptional(in, [&] { return in.Member(ElementType::kFloat); });
@@ -149,8 +185,13 @@ Value ReadValue(ByteReader& in) {
     Require(dim >= -1 && dim <= kMaxPixels, "'", value.name, "' has a dim of ", dim, ", expected -1..",
             kMaxPixels);
   }
-  value.constant = ReadOptional(in, [&] { return ReadConstant(in); });
+  value.constant = ReadOptional(in, [&] { return ReadConstant(in, value.name, weights); });
   value.constant_ints = ReadOptional(in, [&] { return in.List<int64_t>(); });
+  if (!value.constant_ints && value.constant && value.constant->type == ElementType::kInt32 &&
+      value.constant->data != nullptr) {
+    const auto* ints = static_cast<const int32_t*>(value.constant->data);
+    value.constant_ints.emplace(ints, ints + ElementCount(value.constant->shape));
+  }
   value.is_outer = in.Flag();
   return value;
 }
@@ -186,9 +227,9 @@ Node ReadNode(ByteReader& in) {
   return node;
 }
 
-Graph ReadGraph(ByteReader& in) {
+Graph ReadGraph(ByteReader& in, GivenWeights& weights) {
   Graph graph;
-  for (size_t left = in.Count(kLeastValue); left > 0; --left) graph.values.push_back(ReadValue(in));
+  for (size_t left = in.Count(kLeastValue); left > 0; --left) graph.values.push_back(ReadValue(in, weights));
   for (size_t left = in.Count(kLeastNode); left > 0; --left) graph.nodes.push_back(ReadNode(in));
   graph.inputs = in.List<ValueId>();
   graph.outputs = in.List<ValueId>();
@@ -212,20 +253,43 @@ std::span<const uint8_t> Payload(std::span<const uint8_t> bytes) {
   return payload;
 }
 
-std::shared_ptr<Program> Load(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend) {
+std::shared_ptr<Program> Load(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend,
+                              GivenWeights weights) {
   Payload(bytes);
   ByteReader in(bytes);
   for (size_t i = 0; i < kHeaderBytes; ++i) in.Number<uint8_t>();
   const std::string fingerprint = in.Text();
-  Require(fingerprint == backend->Fingerprint(), "the model was compiled for '", fingerprint, "', this is '",
-          backend->Fingerprint(), "'; compile it again");
+  const std::string why_unfit = WhyUnfit(fingerprint, backend->Fingerprint());
+  Require(why_unfit.empty(), why_unfit);
   const std::string choices = in.Text();
   std::vector<std::span<const uint8_t>> packed;
   for (size_t left = in.Count(sizeof(uint64_t)); left > 0; --left) packed.push_back(in.Blob());
-  const Graph graph = ReadGraph(in);
+  const Graph graph = ReadGraph(in, weights);
   Require(in.Left() == 0, "the compiled region has ", in.Left(), " bytes too many");
+  Require(weights.Left() == 0, "the model brings ", weights.Left(),
+          " weights more than the region was compiled without; compile it again");
   if (!choices.empty()) backend->AdoptTunedChoices(choices);
   return Program::Compile(graph, backend, packed);
+}
+
+// `where`: by value.
+std::vector<uint8_t> Save(const Graph& graph, std::span<const std::vector<uint8_t>> packed,
+                          const std::vector<Data>& where, const Backend& backend) {
+  ByteWriter out;
+  out.bytes().resize(kHeaderBytes);
+  out.Text(backend.Fingerprint());
+  out.Text(backend.TunedChoices());
+  out.Number(static_cast<uint64_t>(packed.size()));
+  for (const std::vector<uint8_t>& step : packed) out.Blob(step);
+  out.Number(static_cast<uint64_t>(graph.values.size()));
+  for (size_t i = 0; i < graph.values.size(); ++i) WriteValue(out, graph.values[i], where[i]);
+  out.Number(static_cast<uint64_t>(graph.nodes.size()));
+  for (const Node& node : graph.nodes) WriteNode(out, node);
+  out.List(graph.inputs);
+  out.List(graph.outputs);
+
+  SealCompiled(out.bytes());
+  return std::move(out.bytes());
 }
 
 }  // namespace
@@ -234,21 +298,51 @@ std::vector<uint8_t> SaveCompiled(const Graph& given, const Program& program, co
   const Graph graph = Prepared(given, backend);  // as the program was made of
   const std::vector<std::vector<uint8_t>> packed = program.Packed();
   const std::vector<bool> replaced = ReplacedValues(graph, backend, packed);
-  ByteWriter out;
-  out.bytes().resize(kHeaderBytes);
-  out.Text(backend.Fingerprint());
-  out.Text(backend.TunedChoices());
-  out.Number(static_cast<uint64_t>(packed.size()));
-  for (const std::vector<uint8_t>& step : packed) out.Blob(step);
-  out.Number(static_cast<uint64_t>(graph.values.size()));
-  for (size_t i = 0; i < graph.values.size(); ++i) WriteValue(out, graph.values[i], replaced[i]);
-  out.Number(static_cast<uint64_t>(graph.nodes.size()));
-  for (const Node& node : graph.nodes) WriteNode(out, node);
-  out.List(graph.inputs);
-  out.List(graph.outputs);
+  std::vector<Data> where(graph.values.size());
+  std::transform(replaced.begin(), replaced.end(), where.begin(),
+                 [](bool is_replaced) { return is_replaced ? Data::kNowhere : Data::kHere; });
+  return Save(graph, packed, where, backend);
+}
 
-  SealCompiled(out.bytes());
-  return std::move(out.bytes());
+std::string WhyUnfit(std::string_view compiled, std::string_view here) {
+  if (compiled == here) return {};
+  // "cuda sm_90, lowbit 0.1.0, kernels 1f0a"
+  static constexpr std::pair<std::string_view, const char*> kParts[] = {
+      {", lowbit ", "another kind of device"},
+      {", ", "another release of lowbit"},
+      {"", "another build of the kernels, or another option 'reference'"}};
+  std::string differences;
+  std::string_view a = compiled, b = here;
+  for (const auto& [end, what] : kParts) {
+    const auto take = [&, end = end](std::string_view& text) {
+      const size_t size = end.empty() ? text.npos : text.find(end);
+      const std::string_view part = text.substr(0, size);
+      text.remove_prefix(size == text.npos ? text.size() : size + end.size());
+      return part;
+    };
+    if (take(a) == take(b)) continue;
+    if (!differences.empty()) differences += ", ";
+    differences += what;
+  }
+  std::string why;
+  AppendText(why, "the model was compiled for '", compiled, "', this is '", here, "' (", differences,
+             "); compile the model that it was made from again, here");
+  return why;
+}
+
+std::vector<ValueId> WeightsOf(const Graph& graph) {
+  std::vector<ValueId> weights;
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    const std::optional<ConstTensor>& constant = graph.values[i].constant;
+    if (constant && ElementCount(constant->shape) != 0) weights.push_back(static_cast<ValueId>(i));
+  }
+  return weights;
+}
+
+std::vector<uint8_t> SaveWeightless(const Graph& graph, const Backend& backend) {
+  std::vector<Data> where(graph.values.size(), Data::kHere);
+  for (const ValueId id : WeightsOf(graph)) where[static_cast<size_t>(id)] = Data::kWithTheModel;
+  return Save(graph, {}, where, backend);
 }
 
 void SealCompiled(std::span<uint8_t> bytes) {
@@ -263,12 +357,14 @@ void SealCompiled(std::span<uint8_t> bytes) {
   std::copy(header.bytes().begin(), header.bytes().end(), bytes.begin());
 }
 
-std::shared_ptr<Program> LoadCompiled(std::span<const uint8_t> bytes,
-                                      const std::shared_ptr<Backend>& backend) {
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % ByteWriter::kAlignment == 0) return Load(bytes, backend);
+std::shared_ptr<Program> LoadCompiled(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend,
+                                      std::span<const ConstTensor> given) {
+  const GivenWeights weights(given);
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % ByteWriter::kAlignment == 0)
+    return Load(bytes, backend, weights);
   AlignedBytes aligned(bytes.size());
   if (!bytes.empty()) std::memcpy(aligned.data(), bytes.data(), bytes.size());
-  return Load({aligned.data(), aligned.size()}, backend);
+  return Load({aligned.data(), aligned.size()}, backend, weights);
 }
 
 }  // namespace lowbit::ep

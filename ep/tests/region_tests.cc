@@ -818,6 +818,46 @@ void TestCompiledModels() {
   }
 }
 
+std::vector<ConstTensor> ConstantsOf(const Graph& graph) {
+  std::vector<ConstTensor> constants;
+  for (const ValueId id : WeightsOf(graph))
+    constants.push_back(*graph.values[static_cast<size_t>(id)].constant);
+  return constants;
+}
+
+void TestWeightlessModels() {
+  std::mt19937 random(19);
+  for (int round = 0; round < 20; ++round) {
+    RandomGraph random_graph(random);
+    const Graph& graph = random_graph.builder.graph;
+    std::vector<Tensor> inputs;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs.push_back(RandomTensor({3, kChannels}, random));
+    const auto fake = std::make_shared<FakeBackend>();
+    for (const std::shared_ptr<Backend>& backend : {std::shared_ptr<Backend>(fake), CreateCpuBackend({})}) {
+      const auto loaded = LoadCompiled(SaveWeightless(graph, *backend), backend, ConstantsOf(graph));
+      Expect(Equal(RunProgram(*loaded, inputs), Evaluate(graph, inputs)),
+             "a weightless model computes the same");
+    }
+    Expect(fake->steps_from_packed == 0, "a weightless model holds nothing packed");
+  }
+
+  GraphBuilder builder;
+  builder.graph.outputs = {builder.Lookup(builder.AddInput(), 1)};
+  const auto backend = std::make_shared<FakeBackend>();
+  const auto bytes = SaveWeightless(builder.graph, *backend);
+  const auto load = [&](const std::vector<ConstTensor>& weights) {
+    return ErrorOf([&] { LoadCompiled(bytes, backend, weights); });
+  };
+  const std::vector<ConstTensor> weights = ConstantsOf(builder.graph);
+  Expect(load(weights).empty(), "its own weights");
+  Expect(Contains(load({}), "brings 0 weights"), "no weights");
+  Expect(Contains(load({weights[0], weights[0]}), "1 weights more"), "too many weights");
+  std::vector<uint8_t> table(256, 7);
+  Expect(Contains(load({{ElementType::kUInt8, {256}, table.data()}}), "was changed"), "other weights");
+  Expect(Contains(load({{ElementType::kUInt8, {16, 16}, weights[0].data}}), "was changed"), "another shape");
+  Expect(Contains(load({{ElementType::kInt8, {256}, weights[0].data}}), "was changed"), "another type");
+}
+
 void TestForeignCompiledModels() {
   const Chain chain;
   auto fake = std::make_shared<FakeBackend>();
@@ -828,6 +868,17 @@ void TestForeignCompiledModels() {
   const std::string error = load(bytes);
   Expect(Contains(error, "'fake 1'") && Contains(error, "'fake 2'") && Contains(error, "again"),
          "another fingerprint");
+  Expect(WhyUnfit("cuda sm_90, lowbit 0.1.0, kernels 1f", "cuda sm_90, lowbit 0.1.0, kernels 1f").empty(),
+         "nothing differs");
+  for (const auto& [compiled, what] :
+       {std::pair{"cuda sm_80, lowbit 0.1.0, kernels 1f", "(another kind of device)"},
+        {"cuda sm_90, lowbit 0.2.0, kernels 1f", "(another release of lowbit)"},
+        {"cuda sm_90, lowbit 0.1.0, kernels 2f", "(another build of the kernels"},
+        {"cuda sm_90, lowbit 0.1.0, kernels 1f, reference",
+         "(another build of the kernels, or another option"},
+        {"cpu, lowbit 0.2.0", "(another kind of device, another release of lowbit, another build"},
+        {"", "(another kind of device, another release of lowbit, another build"}})
+    Expect(Contains(WhyUnfit(compiled, "cuda sm_90, lowbit 0.1.0, kernels 1f"), what), what);
   std::vector<uint8_t> newer = bytes;
   newer[8] = 2;
   Expect(Contains(load(newer), "version 2"), "another version of the format");
@@ -984,32 +1035,32 @@ GraphBuilder GraphOfAllKinds() {
 
 // Whatever the bytes are, they are refused with an Error or make a program that runs within its memory (which
 // AddressSanitizer sees). Returns the error.
-std::string UseCompiled(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend) {
+std::string UseCompiled(std::span<const uint8_t> bytes, const std::shared_ptr<Backend>& backend,
+                        std::span<const ConstTensor> weights = {}) {
   return ErrorOf([&] {
     std::mt19937 random(13);
-    const auto program = LoadCompiled(bytes, backend);
+    const auto program = LoadCompiled(bytes, backend, weights);
     RunProgram(*program, {RandomTensor({2, 3}, random)});
   });
 }
 
-void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
-  const GraphBuilder builder = GraphOfAllKinds();
-  const auto bytes = SaveCompiled(builder.graph, *Program::Compile(builder.graph, backend), *backend);
-  Expect(UseCompiled(bytes, backend).empty(), "sound bytes");
+void DamageCompiledModel(const std::vector<uint8_t>& bytes, std::span<const ConstTensor> weights,
+                         const std::shared_ptr<Backend>& backend) {
+  Expect(UseCompiled(bytes, backend, weights).empty(), "sound bytes");
   for (size_t size = 0; size < bytes.size(); size += kSparse) {
-    Expect(!UseCompiled(std::span(bytes).first(size), backend).empty(),
+    Expect(!UseCompiled(std::span(bytes).first(size), backend, weights).empty(),
            "bytes that end too early are refused");
     std::vector<uint8_t> sealed(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
     SealCompiled(sealed);
-    Expect(!UseCompiled(sealed, backend).empty(), "so are they behind a checksum that holds");
+    Expect(!UseCompiled(sealed, backend, weights).empty(), "so are they behind a checksum that holds");
   }
   // Odd steps: every place in a byte has its turn.
   for (size_t bit = 0; bit < 8 * bytes.size(); bit += kSparse | 1) {
     std::vector<uint8_t> flipped = bytes;
     flipped[bit / 8] = static_cast<uint8_t>(flipped[bit / 8] ^ (1u << (bit % 8)));
-    Expect(!UseCompiled(flipped, backend).empty(), "a flipped bit is found");
+    Expect(!UseCompiled(flipped, backend, weights).empty(), "a flipped bit is found");
     SealCompiled(flipped);
-    UseCompiled(flipped, backend);
+    UseCompiled(flipped, backend, weights);
   }
   std::mt19937 random(10);
   for (size_t round = 0; round < 2000 / kSparse; ++round) {
@@ -1017,8 +1068,15 @@ void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
     for (size_t i = 0; i < 1 + random() % 4; ++i)
       damaged[random() % damaged.size()] = static_cast<uint8_t>(random());
     SealCompiled(damaged);
-    UseCompiled(damaged, backend);
+    UseCompiled(damaged, backend, weights);
   }
+}
+
+void DamageCompiledModels(const std::shared_ptr<Backend>& backend) {
+  const GraphBuilder builder = GraphOfAllKinds();
+  DamageCompiledModel(SaveCompiled(builder.graph, *Program::Compile(builder.graph, backend), *backend), {},
+                      backend);
+  DamageCompiledModel(SaveWeightless(builder.graph, *backend), ConstantsOf(builder.graph), backend);
 }
 
 // Which back end reads a stated size is its own affair; whether a region is sound is not.
@@ -1284,6 +1342,7 @@ int main() {
   TestFailuresInTeams();
   TestRunsInTeams();
   TestCompiledModels();
+  TestWeightlessModels();
   TestForeignCompiledModels();
   TestDamagedCompiledModels();
   TestUnneededNodes();

@@ -18,15 +18,24 @@ from tests.support import lowbit_session
 
 DEVICES = ["cpu", "fake:0"]
 SHAPE = (2, 3, 7, 5)
+WEIGHTLESS = "ep.enable_weightless_ep_context_nodes"
+KEEPS_WEIGHTS = tuple(int(n) for n in ort.__version__.split(".")[:2]) >= (1, 26)
 
 
 def compiled(
-    devices, folder: Path, model: onnx.ModelProto, device: str = "fake:0", *, embed: bool = True
+    devices,
+    folder: Path,
+    model: onnx.ModelProto,
+    device: str = "fake:0",
+    *,
+    embed: bool = True,
+    weightless: bool = False,
 ) -> Path:
     """The path of the compiled model, made with ModelCompiler."""
     source, target = folder / "model.onnx", folder / "compiled.onnx"
     onnx.save(model, source)
-    compiler = ort.ModelCompiler(devices.options(device), source, embed_compiled_data_into_model=embed)
+    options = devices.options(device, entries={WEIGHTLESS: "1"} if weightless else {})
+    compiler = ort.ModelCompiler(options, source, embed_compiled_data_into_model=embed)
     compiler.compile_to_file(str(target))
     return target
 
@@ -126,7 +135,8 @@ def test_a_missing_file_is_named(devices, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("made", "opened"), [("cpu", "fake:0"), ("fake:0", "cpu")])
 def test_another_machines_model_is_refused(devices, tmp_path: Path, made: str, opened: str) -> None:
     path = compiled(devices, tmp_path, chain("conv"), made)
-    with pytest.raises(Exception, match=r"lowbit: .*the model was compiled for '.*', this is '.*'"):
+    unfit = r"lowbit: .*the model was compiled for '.*', this is '.*' \(another kind of device\)"
+    with pytest.raises(Exception, match=unfit):
         devices.session(path, opened)
 
 
@@ -139,6 +149,58 @@ def test_onnxruntime_can_ask_before(devices, tmp_path: Path) -> None:
     assert ask([devices.by_name["fake:0"]], key.value) == optimal
     unsupported = native.OrtCompiledModelCompatibility.EP_UNSUPPORTED
     assert ask([devices.by_name["fake:0"]], "cuda sm_10, lowbit 0.0.1") == unsupported
+
+
+@pytest.mark.skipif(not KEEPS_WEIGHTS, reason="this onnxruntime writes addresses in the place of weights")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize("pieces", [("conv", "conv"), ("conv", OTHER, "conv")])
+def test_weights_stay_outside_of_the_nodes(
+    devices, tmp_path: Path, device: str, embed: bool, pieces: tuple[str, ...]
+) -> None:
+    model = chain(*pieces)
+    path = compiled(devices, tmp_path, model, device, embed=embed, weightless=True)
+    constants = {tensor.name: tensor.raw_data for tensor in onnx.load(path).graph.initializer}
+    for node in context_nodes(path):
+        assert {name for name in node.input if name in constants}
+    for weights in (name for name in constants if name.endswith(".w")):
+        stored = [attribute(node, "ep_cache_context").s for node in context_nodes(path)]
+        stored += [file.read_bytes() for file in tmp_path.glob("*.bin")]
+        assert not any(constants[weights] in region for region in stored)
+    session, alone = devices.session(path, device), lowbit_session(model)
+    x = images(*SHAPE)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], alone.run(None, {"x": x})[0])
+
+
+@pytest.mark.skipif(not KEEPS_WEIGHTS, reason="this onnxruntime writes addresses in the place of weights")
+def test_weights_that_changed_are_refused(devices, tmp_path: Path) -> None:
+    proto = onnx.load(compiled(devices, tmp_path, chain("conv"), weightless=True))
+    weights = next(tensor for tensor in proto.graph.initializer if tensor.name.endswith(".w"))
+    intact = weights.raw_data
+    weights.raw_data = bytes([intact[0] ^ 1]) + intact[1:]
+    with pytest.raises(Exception, match=rf"node '.*the weights '{weights.name}' are not those"):
+        devices.session(proto)
+    weights.raw_data = intact
+    del proto.graph.node[0].input[-1]
+    with pytest.raises(Exception, match=r"the model brings \d+ weights, and not '"):
+        devices.session(proto)
+
+
+@pytest.mark.skipif(not KEEPS_WEIGHTS, reason="this onnxruntime writes addresses in the place of weights")
+def test_weights_in_a_file_that_ends_early_are_refused(devices, tmp_path: Path) -> None:
+    model = chain("conv", shape=("N", 16, "H", "W"))
+    path = compiled(devices, tmp_path, model, weightless=True)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights", size_threshold=128)
+    devices.session(path)
+    (tmp_path / "weights").write_bytes(b"")
+    with pytest.raises(Exception, match=r"lowbit: .*cannot be read|lowbit: .*out of bounds"):
+        devices.session(path)
+
+
+@pytest.mark.skipif(KEEPS_WEIGHTS, reason="of older releases")
+def test_older_releases_write_no_weightless_models(devices, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"needs ONNX Runtime 1\.26 or newer"):
+        compiled(devices, tmp_path, chain("conv"), weightless=True)
 
 
 def test_a_compiled_model_is_not_compiled_again(devices, tmp_path: Path) -> None:

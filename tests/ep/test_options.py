@@ -24,6 +24,7 @@ WRONG = [
     ("device_id", "0x", "option 'device_id' is '0x', expected a number"),
     ("device_id", "1", "option 'device_id' is 1, but the session was given device 0"),
     ("tunning", "off", "option 'tunning' is unknown; there are device_id, tuning, cuda_graph"),
+    ("enable_cuda_graph", "1", "regions are CUDA graphs for whatever tensors a run is given"),
 ]
 
 

@@ -37,6 +37,17 @@ def case(tmp_path_factory):
     return path, image, lowbit_session(model, threads=8).run(None, {"input": image})
 
 
+def test_weights_may_stay_outside(case, tmp_path: Path) -> None:
+    path, image, expected = case
+    compiled = tmp_path / "compiled.onnx"
+    compiler = ort.ModelCompiler(
+        gpu_options({}, {"ep.enable_weightless_ep_context_nodes": "1"}), str(path),
+        embed_compiled_data_into_model=True,
+    )  # fmt: skip
+    compiler.compile_to_file(str(compiled))
+    assert_equal(gpu_session(compiled).run(None, {"input": image}), expected, "weightless")
+
+
 @pytest.mark.parametrize("embed", [True, False])
 def test_compiled_models_equal_their_source(case, tmp_path: Path, embed: bool, capsys) -> None:
     path, image, expected = case

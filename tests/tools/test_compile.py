@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import lowbit
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from lowbit.deploy import compile as compiler
 from lowbit.errors import LowBitError, ModelError, OutputError
@@ -14,6 +17,8 @@ from onnx import TensorProto, helper
 
 from tests.tools.test_cli import run, run_json
 from tests.tools.test_device_commands import outputs, with_erf_behind
+
+OLD = tuple(int(n) for n in ort.__version__.split(".")[:2]) < (1, 26)
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -47,6 +52,56 @@ def test_compiled_data_is_found_from_another_folder(converted, tmp_path, monkeyp
         lowbit.session(moved / "compiled.onnx", device="cpu-ep")
 
 
+@pytest.mark.skipif(OLD, reason="onnxruntime writes weightless models from 1.26 on")
+def test_weights_stay_in_the_model(converted, source, tmp_path):
+    model = tmp_path / "models" / "model.onnx"
+    model.parent.mkdir()
+    shutil.copy(converted, model)
+    output = tmp_path / "compiled.onnx"
+    report = lowbit.compile(model, output, device="cpu-ep", weightless=True)
+    assert report.compared
+    assert report.weights == ["models/model.onnx"]
+    assert report.files == [str(output)]
+    outside = [t for t in onnx.load(output, load_external_data=False).graph.initializer if t.external_data]
+    assert {entry.value for t in outside for entry in t.external_data if entry.key == "location"} == {
+        "models/model.onnx"
+    }
+    kept = onnx.load(output)  # with what it names read in
+    whole = {t.name: t.raw_data for t in onnx.load(converted).graph.initializer}
+    assert all(t.raw_data == whole[t.name] for t in kept.graph.initializer if len(t.raw_data) >= 128)
+    feed = random_feeds(onnx.load(source))
+    np.testing.assert_array_equal(outputs(output, "cpu-ep", feed)[0], outputs(converted, "cpu-ops", feed)[0])
+
+    changed = bytearray(model.read_bytes())
+    changed[int(next(e.value for e in outside[0].external_data if e.key == "offset"))] ^= 1
+    model.write_bytes(changed)
+    with pytest.raises(ModelError, match=r"the weights '.*' are not those .*compile the model again"):
+        lowbit.session(output, device="cpu-ep")
+    model.unlink()
+    with pytest.raises(ModelError, match=r"models/model\.onnx"):
+        lowbit.session(output, device="cpu-ep")
+
+
+@pytest.mark.skipif(OLD, reason="onnxruntime writes weightless models from 1.26 on")
+def test_weights_stay_in_the_models_external_data(converted, tmp_path):
+    model, output = tmp_path / "model.onnx", tmp_path / "compiled.onnx"
+    onnx.save(onnx.load(converted), model, save_as_external_data=True, location="weights", size_threshold=128)
+    report = run_json("compile", model, "-o", output, "--device", "cpu-ep", "--weightless")
+    assert report["weights"] == ["weights"]
+    feed = random_feeds(onnx.load(converted))
+    np.testing.assert_array_equal(outputs(output, "cpu-ep", feed)[0], outputs(converted, "cpu-ops", feed)[0])
+
+
+def test_weights_that_cannot_stay_say_why(converted, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(OutputError, match="write the compiled model beside it"):
+        lowbit.compile(converted, elsewhere / "compiled.onnx", device="cpu-ep", weightless=True)
+    with pytest.raises(LowBitError, match="give a path as the model, and leave external out"):
+        lowbit.compile(onnx.load(converted), tmp_path / "compiled.onnx", device="cpu-ep", weightless=True)
+    assert not list(elsewhere.iterdir())
+
+
 def test_what_stays_with_onnxruntime_stays_in_a_compiled_model(tmp_path):
     report = lowbit.compile(with_erf_behind(), tmp_path / "compiled.onnx", device="cpu-ep")
     assert report.regions == 1
@@ -74,6 +129,13 @@ def test_the_command_compiles(converted, tmp_path):
     report = run_json("compile", converted, "-o", output, "--device", "cpu-ep", "--overwrite")
     assert report["output"] == str(output)
     assert report["regions"] == 1
+
+
+def test_the_command_takes_options_of_the_provider(converted, tmp_path):
+    command = ["compile", converted, "-o", tmp_path / "compiled.onnx", "--device", "cpu-ep"]
+    run_json(*command, "--option", "reference=1", "--option", "tuning=off")
+    assert "option 'speed' is unknown" in run(*command, "--overwrite", "--option", "speed=9", code=2).stderr
+    assert "expects KEY=VALUE" in run(*command, "--overwrite", "--option", "speed", code=2).stderr
 
 
 def test_commands_that_need_the_nodes_refuse_a_compiled_model(converted, source, tmp_path):

@@ -284,6 +284,13 @@ plots_option = click.option(
 batch_option = click.option(
     "--batch", default="", metavar="N,..", help="Batch sizes to measure for, such as 1,16, on a GPU."
 )
+provider_option = click.option(
+    "--option",
+    "provider_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the execution provider, such as float_regions=1; may be repeated.",
+)
 
 
 def device_option(default: str | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -295,6 +302,15 @@ def device_option(default: str | None) -> Callable[[Callable[..., None]], Callab
         metavar="DEVICE",
         help="cpu; cpu-ep or cpu-ops (whole regions, or custom ops); cuda or cuda:N (an NVIDIA GPU).",
     )
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, str]:
+    """What `--option` was given. Raises click.UsageError for text that is no KEY=VALUE."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (key, equals, _) in zip(texts, pairs, strict=True):
+        if not (key and equals):
+            raise click.UsageError(f"--option expects KEY=VALUE such as float_regions=1, got '{text}'")
+    return {key: value for key, _, value in pairs}
 
 
 def parse_batches(text: str) -> list[int]:

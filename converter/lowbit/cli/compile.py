@@ -15,6 +15,8 @@ from lowbit.cli.common import (
     model_argument,
     overwrite_option,
     parse_batches,
+    parse_options,
+    provider_option,
     shape_option,
     subcommand,
 )
@@ -36,6 +38,10 @@ from lowbit.cli.common import (
     "--tuned-on", metavar="NAME", help="With --cache: how the name of that GPU begins, if there are several."
 )
 @click.option("--external", is_flag=True, help="Put the compiled data into a file beside the model.")
+@click.option(
+    "--weightless", is_flag=True, help="Leave weights in MODEL, in the folder of the output or below."
+)
+@provider_option
 @batch_option
 @shape_option
 @overwrite_option
@@ -48,6 +54,8 @@ def command(
     cache: Path | None,
     tuned_on: str | None,
     external: bool,
+    weightless: bool,
+    provider_options: tuple[str, ...],
     batch: str,
     shapes: tuple[str, ...],
     overwrite: bool,
@@ -66,7 +74,8 @@ def command(
     batches = parse_batches(batch)
     with out.status(f"compiling {model.name}"):
         report = compile(model, output, device=device, target=target, cache=cache, tuned_on=tuned_on,
-                         external=external, batches=batches, shapes=parse_shapes(shapes),
+                         external=external, weightless=weightless, batches=batches,
+                         shapes=parse_shapes(shapes), provider_options=parse_options(provider_options),
                          overwrite=overwrite)  # fmt: skip
     if out.as_json:
         out.json(report.to_dict())
@@ -83,5 +92,6 @@ def command(
              "not compared: there is no such GPU here" if target else
              "not compared: sizes are symbolic; give --shape"),
             ("written", ", ".join(report.files)),
+            ("weights stay in", ", ".join(report.weights) or None),
         ]
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Such a file opens without conversion, packing or tuning, on the kind of device that it was compiled for and
 with the release of lowbit that wrote it; anything else is refused with both sides named. Keep the converted
-model: it is the one that runs everywhere.
+model: it is the one that runs everywhere. A weightless one leaves the weights there, and packs them as it
+opens.
 """
 
 from __future__ import annotations
@@ -18,13 +19,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from lowbit.deploy.weights import WeightsInPlace
 from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_memory
 from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
 from lowbit.sessions.absent_gpu import AbsentGpu
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
-from lowbit.sessions.session import for_device, one_line, prepare, run_session, session, source_of
+from lowbit.sessions.session import (
+    DATA_FOLDER,
+    as_text,
+    for_device,
+    one_line,
+    prepare,
+    run_session,
+    session,
+    source_of,
+)
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -48,6 +59,7 @@ class CompileReport:
         left: names of the nodes that stay with ONNX Runtime.
         load_ms: time to open it; on a target, which runs nothing, without the GPU's part.
         compared: outputs were compared with the uncompiled model's on random inputs.
+        weights: of a weightless model the files that its weights are read from, relative to its folder.
     """
 
     output: str
@@ -58,6 +70,7 @@ class CompileReport:
     left: list[str] = field(default_factory=list)
     load_ms: float = 0.0
     compared: bool = False
+    weights: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--format json``."""
@@ -73,6 +86,7 @@ def compile(
     cache: str | os.PathLike[str] | None = None,
     tuned_on: str | None = None,
     external: bool = False,
+    weightless: bool = False,
     batches: Sequence[int] = (),
     shapes: Mapping[str, list[int]] | None = None,
     provider_options: Mapping[str, str | int | bool] | None = None,
@@ -93,6 +107,8 @@ def compile(
             without it the cost model decides.
         tuned_on: with ``cache``, how the name of that GPU begins, where the folder has several.
         external: write the compiled data into a file beside the model instead of into it.
+        weightless: leave weights in the file of ``model``, which must stay as it is where it is, in the
+            folder of ``output`` or below; needs onnxruntime 1.26.
         batches: batch sizes to tune for first, as :func:`lowbit.tune` does.
         shapes: sizes of inputs with symbolic dims, for tuning and for the comparison.
         provider_options: options of the execution provider.
@@ -117,14 +133,21 @@ def compile(
         raise LowBitError(
             "batches and shapes are there to measure and to compare, which takes a GPU; leave them out"
         )
-    inputs = (Path(model),) if isinstance(model, (str, os.PathLike)) else ()
-    check_writable(path, overwrite=overwrite, inputs=inputs)
+    source = Path(model) if isinstance(model, (str, os.PathLike)) else None
+    check_writable(path, overwrite=overwrite, inputs=() if source is None else (source,))
     if not path.suffix:  # ONNX Runtime takes it for a folder
         raise OutputError(f"{path}: give a name with an ending, such as {path.name}.onnx")
-    ready = for_device(model)
+    if weightless and (source is None or external):
+        raise LowBitError(
+            "weightless leaves weights in the model's file: give a path as the model, and leave external out"
+        )
+    floats = as_text(provider_options).get("float_regions") == "1"
+    ready = for_device(model, floats=floats and (absent is not None or has_own_memory(place)))
     _refuse_compiled(as_proto(ready))
     if batches:
         _measure(ready, place, batches, shapes, provider_options)
+
+    in_place = WeightsInPlace(source, path) if weightless and source is not None else None
 
     def options() -> onnxruntime.SessionOptions:
         made = require_onnxruntime().SessionOptions()
@@ -139,11 +162,12 @@ def compile(
         # name in a folder of its own, from which it moves.
         with temporary_folder(path) as folder:
             written = folder / path.name
-            _compile(ready, written, target or place, external, options())
+            _compile(ready, written, target or place, external, in_place, options())
             if absent is None:
-                report = _check(ready, written, place, shapes or {}, provider_options)
+                report = _check(ready, written, in_place, place, shapes or {}, provider_options)
             else:
-                report = _read_back(written, absent.name, options())
+                report = _read_back(written, in_place, absent.name, options())
+            report.weights = [] if in_place is None else sorted(in_place.files)
             report.output, report.files = str(path), _move_all(written, path, overwrite=overwrite)
             return report
     except OSError as error:
@@ -171,30 +195,48 @@ def _measure(
 
 
 def _compile(
-    model: Any, written: Path, device: str, external: bool, options: onnxruntime.SessionOptions
-) -> None:
+    model: Any, written: Path, device: str, external: bool, in_place: WeightsInPlace | None,
+    options: onnxruntime.SessionOptions,
+) -> None:  # fmt: skip
     onnxruntime = require_onnxruntime()
     source, name = source_of(model)
+    if in_place is not None:
+        options.add_session_config_entry("ep.enable_weightless_ep_context_nodes", "1")
     try:
         compiler = onnxruntime.ModelCompiler(
             options, source, embed_compiled_data_into_model=not external,
             flags=onnxruntime.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
+            get_initializer_location_func=None if in_place is None else in_place.locate,
         )  # fmt: skip
         compiler.compile_to_file(str(written))
     except Exception as error:  # ONNX Runtime's classes share no base below Exception
         raise_if_out_of_memory(error)
         raise ModelError(f"{name}: cannot be compiled for device '{device}': {one_line(error)}") from error
+    if in_place is not None:
+        in_place.check_some()
+
+
+def _at_its_place(
+    written: Path, in_place: WeightsInPlace | None, options: onnxruntime.SessionOptions
+) -> Path | bytes:
+    """What opens with these options as the compiled model will where it is moved to."""
+    if in_place is None:
+        return written
+    options.add_session_config_entry(DATA_FOLDER, str(in_place.folder))
+    return written.read_bytes()
 
 
 def _check(
-    model: Any, written: Path, device: str, shapes: Mapping[str, list[int]],
-    provider_options: Mapping[str, str | int | bool] | None,
+    model: Any, written: Path, in_place: WeightsInPlace | None, device: str,
+    shapes: Mapping[str, list[int]], provider_options: Mapping[str, str | int | bool] | None,
 ) -> CompileReport:  # fmt: skip
     """Opens what was written and compares it with the model."""
     proto = onnx.load(written, load_external_data=False)
     report = _report(written, proto, device)
+    options = require_onnxruntime().SessionOptions()
+    compiled = _at_its_place(written, in_place, options)
     start = time.perf_counter()
-    opened = session(written, device=device, provider_options=provider_options)
+    opened = session(compiled, device=device, sess_options=options, provider_options=provider_options)
     report.load_ms = (time.perf_counter() - start) * 1e3
     try:
         feed = random_feeds(proto, shapes=shapes)
@@ -206,12 +248,15 @@ def _check(
     return report
 
 
-def _read_back(written: Path, target: str, options: onnxruntime.SessionOptions) -> CompileReport:
+def _read_back(
+    written: Path, in_place: WeightsInPlace | None, target: str, options: onnxruntime.SessionOptions
+) -> CompileReport:
     """Opens what was written on the stand-in of a GPU, which reads all of it and runs nothing."""
     report = _report(written, onnx.load(written, load_external_data=False), target)
+    compiled = _at_its_place(written, in_place, options)
     start = time.perf_counter()
     try:
-        require_onnxruntime().InferenceSession(str(written), options)
+        require_onnxruntime().InferenceSession(compiled, options)
     except Exception as error:  # ONNX Runtime's classes share no base below Exception
         raise_if_out_of_memory(error)
         raise ModelError(

@@ -27,7 +27,7 @@ reads it, too: on "cpu" it keeps quiet about models that were not converted."""
 _AGAINST_REGIONS = ("ep.context_enable", "session.disable_cpu_ep_fallback", "session.disable_quant_qdq")
 """Session entries which, set to "1", ask for what the execution provider does not give on the CPU."""
 
-_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 """The session entry that tells ONNX Runtime where the external data of a model in memory lie."""
 
 
@@ -204,7 +204,7 @@ def open_session(
     """
     onnxruntime = require_onnxruntime()
     source, name = source_of(model)
-    if isinstance(source, bytes) and not _entry(options, _DATA_FOLDER):
+    if isinstance(source, bytes) and not _entry(options, DATA_FOLDER):
         _require_own_data(source, name)
     # Without providers ONNX Runtime takes those of the options. It would answer a failure of theirs by
     # running everything on the CPU, with a line on stdout.

@@ -1,6 +1,7 @@
 #include "ep/tests/fake_device/fake_memory.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -14,14 +15,18 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr int kPoison = 0xA5;
 
+size_t Pages(size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
 }  // namespace
 
 Memory::Memory(size_t limit) : limit_(limit) {
-  const int file = memfd_create("lowbit_fake_device", MFD_CLOEXEC);
-  Require(file >= 0 && ftruncate(file, static_cast<off_t>(limit)) == 0, "no memory for the fake device");
-  void* device = mmap(nullptr, limit, PROT_NONE, MAP_SHARED, file, 0);
-  void* shadow = mmap(nullptr, limit, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
+  file_ = memfd_create("lowbit_fake_device", MFD_CLOEXEC);
+  Require(file_ >= 0 && ftruncate(file_, static_cast<off_t>(limit)) == 0, "no memory for the fake device");
+  void* device = mmap(nullptr, limit, PROT_NONE, MAP_SHARED, file_, 0);
+  void* shadow = mmap(nullptr, limit, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   Require(device != MAP_FAILED && shadow != MAP_FAILED, "no addresses for the fake device");
   device_ = static_cast<uint8_t*>(device);
   shadow_ = static_cast<uint8_t*>(shadow);
@@ -30,6 +35,7 @@ Memory::Memory(size_t limit) : limit_(limit) {
 Memory::~Memory() {
   munmap(device_, limit_);
   munmap(shadow_, limit_);
+  close(file_);
 }
 
 void Memory::Fault(const std::string& what) {
@@ -65,6 +71,27 @@ void Memory::Free(void* block) noexcept {
   std::memset(shadow_ + found->first, kPoison, found->second.bytes);
   in_use_ -= found->second.bytes;
   live_.erase(found);
+}
+
+void* Memory::Map(int file, size_t bytes, void** data) {
+  struct stat status = {};
+  Require(fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) >= bytes, "descriptor ", file,
+          " is no memory of ", bytes, " bytes");
+  void* block = Allocate(2 * Pages(bytes));
+  const size_t offset = Pages(static_cast<size_t>(static_cast<uint8_t*>(block) - device_));
+  const void* mapped =
+      mmap(shadow_ + offset, Pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+  if (mapped == MAP_FAILED) Free(block);
+  Require(mapped != MAP_FAILED, "descriptor ", file, " cannot be mapped");
+  *data = device_ + offset;
+  return block;
+}
+
+void Memory::Unmap(void* block, void* data, size_t bytes) noexcept {
+  const auto offset = static_cast<size_t>(static_cast<uint8_t*>(data) - device_);
+  (void)mmap(shadow_ + offset, Pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
+             static_cast<off_t>(offset));
+  Free(block);
 }
 
 bool Memory::Contains(const void* address) const {

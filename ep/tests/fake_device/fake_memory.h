@@ -21,6 +21,10 @@ class Memory {
   void* Allocate(size_t bytes);  // throws Error when there is no room
   void Free(void* block) noexcept;
 
+  // A block whose first bytes, from the page that `data` is set to, are those of a file.
+  void* Map(int file, size_t bytes, void** data);
+  void Unmap(void* block, void* data, size_t bytes) noexcept;
+
   // A block at the time of the call, so that work which runs later can tell whether it is still the same one.
   struct Use {
     void* address = nullptr;
@@ -49,6 +53,7 @@ class Memory {
   [[noreturn]] void Fault(const std::string& what);
 
   const size_t limit_;
+  int file_ = -1;
   uint8_t* device_ = nullptr;
   uint8_t* shadow_ = nullptr;
   mutable std::mutex mutex_;

@@ -1,5 +1,8 @@
 #include "ep/tests/fake_device/fake_runtime.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -18,6 +21,9 @@ size_t Setting(const char* name, size_t fallback) {
 // Recording makes a new one, since streams may still wait for what was recorded before, and the owner may
 // destroy an event that a stream has still to pass.
 using SharedEvent = std::shared_ptr<Event>;
+
+// In memory that it shares with whoever made it.
+using Semaphore = std::atomic<uint64_t>;
 
 }  // namespace
 
@@ -95,6 +101,41 @@ void FakeRuntime::WaitEvent(int, void* event, void* stream) {
 }
 
 void FakeRuntime::SynchronizeEvent(int, void* event) { (*static_cast<SharedEvent*>(event))->Wait(); }
+
+DeviceRuntime::ImportedMemory FakeRuntime::ImportMemory(int device, int descriptor, size_t bytes) {
+  CheckAlive();
+  ImportedMemory imported{nullptr, nullptr, bytes};
+  imported.handle = memory(device).Map(descriptor, bytes, &imported.data);
+  close(descriptor);
+  return imported;
+}
+
+void FakeRuntime::ReleaseMemory(int device, const ImportedMemory& imported) noexcept {
+  memory(device).Unmap(imported.handle, imported.data, imported.bytes);
+}
+
+void* FakeRuntime::ImportSemaphore(int, int descriptor) {
+  CheckAlive();
+  void* shared = mmap(nullptr, sizeof(Semaphore), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  Require(shared != MAP_FAILED, "descriptor ", descriptor, " is no semaphore");
+  close(descriptor);
+  return shared;
+}
+
+void FakeRuntime::ReleaseSemaphore(int, void* semaphore) noexcept { munmap(semaphore, sizeof(Semaphore)); }
+
+void FakeRuntime::WaitSemaphore(int, void* semaphore, uint64_t value, void* stream) {
+  CheckAlive();
+  static_cast<Stream*>(stream)->Enqueue([waited = static_cast<Semaphore*>(semaphore), value] {
+    while (*waited < value) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  });
+}
+
+void FakeRuntime::SignalSemaphore(int, void* semaphore, uint64_t value, void* stream) {
+  CheckAlive();
+  static_cast<Stream*>(stream)->Enqueue(
+      [signalled = static_cast<Semaphore*>(semaphore), value] { *signalled = value; });
+}
 
 std::shared_ptr<Backend> FakeRuntime::CreateBackend(int device, const EpOptions& options) {
   CheckAlive();
