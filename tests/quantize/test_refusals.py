@@ -18,7 +18,7 @@ from tests.support import lowbit_session, stock_run
 
 
 def branches() -> onnx.ModelProto:
-    """A convolution, behind which each branch holds one node that does not quantize, and one more that does."""
+    """Branches behind a convolution, each with one node that does not quantize."""
     b = Builder(1)
     x = b.node("Relu", [b.conv("x", 8)])
     flat = b.node("Flatten", [b.node("GlobalAveragePool", [x])])
