@@ -12,6 +12,7 @@ import onnx
 import pytest
 from lowbit.errors import LowBitError
 from lowbit.quantizer.config import Config, read_config
+from onnx import helper
 
 from tests.quantize.networks import Builder, images
 from tests.support import lowbit_session, stock_run
@@ -60,6 +61,35 @@ def test_a_bias_behind_a_product_becomes_part_of_it() -> None:
     given = stock_run(result.model, feed)[0]
     assert np.square(exact - given).mean() < 1e-3 * np.square(exact).mean()
     np.testing.assert_allclose(lowbit_session(result.converted).run(None, feed)[0], given, atol=1e-2)
+
+
+def with_branches() -> onnx.ModelProto:
+    """Both branches of an If read a tensor that is quantized; names that would be made are there already."""
+    b = Builder(3)
+    x = b.node("Relu", [b.conv("x", 8)])
+    y = b.conv(x, 6)
+    b.nodes[0].name, b.nodes[-1].name = "", f"Conv_{b.nodes[0].output[0]}"
+    b.tensors[0].name = b.nodes[0].input[1] = f"{b.nodes[-1].name}.weight.codes"
+    condition = b.node("Greater", [b.node("ReduceSum", ["x"], keepdims=0), b.constant(np.float32(0))])
+    arms = {}
+    for name, op in (("then", "Neg"), ("else", "Abs")):
+        made = helper.make_empty_tensor_value_info(f"{name}.y")
+        arms[f"{name}_branch"] = helper.make_graph([helper.make_node(op, [x], [made.name])], name, [], [made])
+    chosen = b.node("If", [condition], 8, **arms)
+    joined = b.node("Concat", [b.node("GlobalAveragePool", [value]) for value in (y, chosen)], 14, axis=1)
+    model = b.model(b.head(b.conv(joined, 8, 1, pads=[0] * 4)))
+    model.metadata_props.add(key="author", value="somebody")
+    return model
+
+
+def test_branches_read_what_is_quantized() -> None:
+    source = with_branches()
+    made = lowbit.quantize(source, images(), bits="w8a8", threads=1).model
+    assert {entry.key: entry.value for entry in made.metadata_props}["author"] == "somebody"
+    for seed in range(2):
+        feed = {"x": images(1, seed=seed) * (1 if seed else -1)}
+        exact, given = stock_run(source, feed)[0], stock_run(made, feed)[0]
+        assert np.square(exact - given).mean() < 1e-2 * np.square(exact).mean()
 
 
 @pytest.mark.parametrize(
