@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -103,3 +105,30 @@ def interface(model: onnx.ModelProto) -> list[tuple]:
         *(("in", *describe(v)) for v in model.graph.input if v.name not in initializers),
         *(("out", *describe(v)) for v in model.graph.output),
     ]
+
+
+def ray_in_process() -> tuple[Any, list[tuple[Any, ...]]]:
+    """A stand-in for the module ray, which calls in this process what a worker calls, and those calls."""
+    called: list[tuple[Any, ...]] = []
+    results: list[Any] = []
+
+    def remote(**_: int) -> Callable[..., Any]:
+        def decorate(function: Callable[..., Any]) -> Any:
+            def call(*arguments: Any) -> int:
+                called.append(arguments)
+                results.append(function(*arguments))
+                return len(results) - 1
+
+            return types.SimpleNamespace(remote=call)
+
+        return decorate
+
+    ray = types.SimpleNamespace(
+        init=lambda **_: None,
+        put=lambda value: value,
+        remote=remote,
+        wait=lambda waiting: (waiting[-1:], waiting[:-1]),
+        get=results.__getitem__,
+        shutdown=lambda: None,
+    )
+    return ray, called

@@ -2,8 +2,8 @@
 
 C++ is built by clang with counters (LOWBIT_COVERAGE) but for the kernels for one instruction set, of which
 tests compare every element. Python is watched by the package coverage, in the processes that tests start
-too. Written are benchmarks/results/coverage.md and .json: figures by folder, and every place that nothing
-runs.
+too, and has PyTorch, in an environment of its own. Written are benchmarks/results/coverage.md and .json:
+figures by folder, and every place that nothing runs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from test_commands import BUILD, PIP_INSTALL, ROOT, ctest, install_variant, run, tool
+from test_commands import BUILD, ROOT, ctest, environment, install_variant, run, tool
 
 FOLDER = BUILD / "coverage"
 PROFILES = FOLDER / "profiles"
+PACKAGES = ("coverage>=7.10", "scikit-learn", "torch")
 # The numerics of kernels take most of the time of all tests; these run all of core.
 TESTS = (
     *(
         f"tests/{folder}"
         for folder in ("converter", "dialects", "ep", "hostile", "models", "quantize", "smoke")
     ),
-    *(f"tests/{folder}" for folder in ("tools", "finetune")),
+    *(f"tests/{folder}" for folder in ("tools", "finetune", "releases")),
     *(
         f"tests/numerics/test_{each}.py"
         for each in ("definitions", "elementwise", "fed_matmul", "normalization")
@@ -73,7 +74,7 @@ def build() -> Path | None:
     return install_variant("coverage", *settings, CXX="clang++")
 
 
-def run_tests(site: Path, chosen: tuple[str, ...]) -> bool:
+def run_tests(python: Path, site: Path, chosen: tuple[str, ...]) -> bool:
     """Runs the tests with all counters on."""
     shutil.rmtree(PROFILES, ignore_errors=True)
     PROFILES.mkdir(parents=True)
@@ -83,14 +84,24 @@ def run_tests(site: Path, chosen: tuple[str, ...]) -> bool:
         f"data_file = {PROFILES / 'python'}\n",
         encoding="utf-8",
     )
-    environment = {
+    variables = {
         "LLVM_PROFILE_FILE": str(PROFILES / "%4m.profraw"),  # processes add up in four files of each library
         "LOWBIT_SITE": str(site),
         "LOWBIT_FAKE_DEVICE": str(FOLDER / "cmake/ep/liblowbit_fake_device.so"),
     }
-    succeeded = run(ctest(FOLDER / "cmake"), **environment)
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", *chosen]
-    return run(command, **environment) and succeeded
+    succeeded = run(ctest(FOLDER / "cmake"), **variables)
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "coverage",
+        "run",
+        f"--rcfile={settings}",
+        "-m",
+        "pytest",
+        "-q",
+        *chosen,
+    ]
+    return run(command, **variables) and succeeded
 
 
 def cxx_coverage() -> dict[str, Covered]:
@@ -138,10 +149,10 @@ def missed_lines(segments: Iterable[list[Any]]) -> Iterable[int]:
             yield line
 
 
-def python_coverage(site: Path) -> dict[str, Covered]:
+def python_coverage(python: Path, site: Path) -> dict[str, Covered]:
     """Counts by file, as the package coverage tells them."""
     settings, told = PROFILES / "coveragerc", PROFILES / "python.json"
-    base = [sys.executable, "-m", "coverage"]
+    base: list[str | Path] = [python, "-m", "coverage"]
     run([*base, "combine", "-q", f"--rcfile={settings}", "--keep", str(PROFILES)])
     run([*base, "json", "-q", f"--rcfile={settings}", "-o", str(told)])
     found = {}
@@ -224,12 +235,13 @@ def main() -> int:
     given = parser.parse_args()
     site: Path | None = FOLDER / "site"
     if not given.built and not given.ran:
-        site = build() if run([*PIP_INSTALL, "coverage>=7.10"]) else None
-    if site is None:
+        site = build()
+    python = environment(f"{FOLDER.name}/python", *PACKAGES)
+    if site is None or python is None:
         return 1
     chosen = tuple(given.tests)
-    passed = given.ran or run_tests(site, chosen)
-    enough = report({**cxx_coverage(), **python_coverage(site)}, chosen)
+    passed = given.ran or run_tests(python, site, chosen)
+    enough = report({**cxx_coverage(), **python_coverage(python, site)}, chosen)
     if not enough:
         print(
             f"less than {LINES:.0f} % of lines or {BRANCHES:.0f} % of branches are covered", file=sys.stderr

@@ -3,7 +3,8 @@ flat.
 
 `python -m tests.concurrency.soak --minutes 60` draws what each thread does next: open a session of one of
 some networks (as custom ops, on the execution provider, or from a compiled model), run a session that is
-open with images of a random size, close one, read the measured choices anew. Every output is compared with
+open with images of a random size, close one, compile a model anew into the file that others have open. Every
+output is compared with
 what stock ONNX Runtime's neighbour, the reference kernels, made of the same images. `--report` writes
 benchmarks/results/soak.md and .json; what the process holds is measured every minute, after the sessions of
 that minute were closed.
@@ -46,6 +47,11 @@ class Subject:
     feeds: list[dict[str, np.ndarray]]
     expected: list[list[np.ndarray]]
     compiled: Path
+    shapes: dict[str, list[int]] | None
+
+    def compile(self) -> None:
+        """Writes the file; who opens it meanwhile has the one before."""
+        lowbit.compile(self.model, self.compiled, device="cpu-ep", shapes=self.shapes, overwrite=True)
 
 
 def subjects(folder: Path) -> list[Subject]:
@@ -64,10 +70,11 @@ def subjects(folder: Path) -> list[Subject]:
             (lowbit.convert(built.model).model, [built.feed(seed) for seed in range(6)]),
         ]
     ):
-        compiled = folder / f"compiled_{number}.onnx"
-        lowbit.compile(model, compiled, device="cpu-ep", shapes=None if number == 3 else {"x": [1, 3, 8, 8]})
         reference = lowbit.session(model, device="cpu-ep", provider_options={"reference": True})
-        made.append(Subject(model, feeds, [reference.run(None, feed) for feed in feeds], compiled))
+        expected = [reference.run(None, feed) for feed in feeds]
+        shapes = None if number == 3 else {"x": [1, 3, 8, 8]}
+        made.append(Subject(model, feeds, expected, folder / f"compiled_{number}.onnx", shapes))
+        made[-1].compile()
     return made
 
 
@@ -113,6 +120,9 @@ class Soak:
                     counts[f"sessions, {device}"] += 1
                 elif chosen < 0.28:
                     held.pop(rng.randrange(len(held)))
+                elif chosen < 0.285:
+                    rng.choice(self._subjects).compile()
+                    counts["files compiled anew"] += 1
                 else:
                     counts["runs"] += 1
                     self._run(*rng.choice(held), rng)
@@ -165,8 +175,8 @@ def report(soak: Soak, held: list[int], minutes: float, seed: int) -> None:
     table.rows += [["MiB held after the first minute", mib[0]], ["after half of the time", later[0]],
                    ["the most after that", max(later)], ["at the end", mib[-1]]]  # fmt: skip
     notes = [
-        "Sessions are opened, run and closed at random, with images of random sizes and counts; every "
-        "element is compared with the reference kernels'.",
+        "Sessions are opened, run and closed at random, with images of random sizes and counts, and the "
+        "files of compiled models are written anew; every element is compared with the reference kernels'.",
         "What the process holds is measured each minute, with all sessions closed and free pages given back.",
     ]
     raw = {"counts": soak.counts, "wrong": soak.wrong, "mib": mib}

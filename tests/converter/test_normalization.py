@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import lowbit
 import numpy as np
+import onnx
 import pytest
 
 from tests.converter.graphs import SEEDS, Converted, conv, converted, image, output, refuses
 from tests.dialects.graphs.builder import Graph
+from tests.hostile.differential import verdict
 from tests.support import lowbit_session, stock_run
 
 Build = Callable[[Graph], None]
@@ -157,3 +159,95 @@ def test_what_stays_says_why() -> None:
     refuses(not_quantized, "LayerNormalization", "input is not quantized")
     kept = converted(read_inside).result.report.kept
     assert any("read elsewhere" in (entry.reason or "") for entry in kept), kept
+
+
+def refused(op: str, shape: tuple[int | str, ...], factor: np.ndarray, **attributes: object) -> Build:
+    """A normalization of a quantized tensor of some shape, with this factor and no summand."""
+
+    def build(g: Graph) -> None:
+        g.opset = 21
+        x = g.qdq(g.input(shape), g.act(0.03))
+        summand = g.floats(np.zeros_like(factor))
+        output(g, g.qdq(g.node(op, [x, g.floats(factor), summand], **attributes), g.act(0.05)), *shape)
+
+    return build
+
+
+def mean_is_used(g: Graph) -> None:
+    g.opset = 17
+    y, mean, _ = g.node("LayerNormalization", [tokens(g), *factors(g, 12)], outputs=3)
+    output(g, g.qdq(y, g.act(0.05)), "n", 5, 12)
+    output(g, mean, "n", 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "op", "reason"),
+    [
+        (
+            refused("LayerNormalization", (2, 5, 12), np.ones(12), epsilon=0.0),
+            "Layer",
+            "a positive one",
+        ),
+        (refused("LayerNormalization", (2, 5, 12), np.full(12, 1e38)), "Layer", "out of float32's range"),
+        (refused("LayerNormalization", (1, 1 << 24), np.ones(1)), "Layer", "sums up to 2.23 exactly"),
+        (refused("LayerNormalization", (2, 5, "w"), np.ones((5, 1)), axis=1), "Layer", "unknown"),
+        (refused("LayerNormalization", (2, 5, 12), np.ones((5, 12)), axis=-1), "Layer", "not normalized"),
+        (refused("LayerNormalization", (2, 5, 12), np.ones(12), stash_type=16), "Layer", "not float32"),
+        (refused("InstanceNormalization", (2, "c", 6), np.ones(5)), "Instance", "channels is unknown"),
+        (
+            refused("GroupNormalization", (2, 6, 5), np.ones(6), num_groups=4),
+            "Group",
+            "4 groups of 6",
+        ),
+        (mean_is_used, "Layer", "its mean or its deviation is used"),
+    ],
+)
+def test_what_lowbit_does_not_normalize(build: Build, op: str, reason: str) -> None:
+    refuses(build, f"{op}Normalization", reason)
+
+
+def of(nodes: list[onnx.NodeProto], op: str, index: int = 0) -> onnx.NodeProto:
+    return [node for node in nodes if node.op_type == op][index]
+
+
+ALMOST: dict[str, Callable[[Graph, str], None]] = {
+    "nothing added under the root": lambda g, _: of(g.nodes, "Sqrt").input.__setitem__(
+        0, of(g.nodes, "ReduceMean", 1).output[0]
+    ),
+    "an epsilon for each token": lambda g, _: of(g.nodes, "Add").input.__setitem__(
+        1, g.floats(np.full((5, 1), 1e-4))
+    ),
+    "a cube": lambda g, _: of(g.nodes, "Pow").input.__setitem__(1, g.floats(np.float32(3))),
+    "the square of what was read": lambda g, x: of(g.nodes, "Pow").input.__setitem__(0, x),
+    "the difference to another mean": lambda g, x: of(g.nodes, "Sub", 1).input.__setitem__(
+        1, g.node("ReduceMean", [x], axes=[1], keepdims=1)
+    ),
+    "the difference of something else": lambda g, x: of(g.nodes, "Sub", 1).input.__setitem__(
+        0, g.node("Neg", [x])
+    ),
+    "a variance along another axis": lambda g, _: (
+        of(g.nodes, "ReduceMean", 1).attribute[0].ints.__setitem__(0, 1)
+    ),
+    "a product in the place of the root": lambda g, _: setattr(of(g.nodes, "Sqrt"), "op_type", "Exp"),
+    "a sum in the place of the difference": lambda g, _: setattr(of(g.nodes, "Sub"), "op_type", "Add"),
+    "a largest one in the place of a mean": lambda g, _: setattr(
+        of(g.nodes, "ReduceMean"), "op_type", "ReduceMax"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ALMOST)
+def test_written_out_almost(what: str) -> None:
+    """One step is another one: nothing is normalized, and the results are stock's."""
+
+    def build(g: Graph) -> None:
+        g.opset = 13
+        x = tokens(g)
+        y = written_out(g, x, -1, (12,), twice=True, square="Pow")
+        ALMOST[what](g, x)
+        output(g, g.qdq(y, g.act(0.05, zero=120)), "n", 5, 12)
+
+    result = converted(build)
+    assert "LowBitNormalization" not in result.ops
+    feed = result.built.feed(0, **result.built.sizes[0])
+    assert verdict(result.built.model, [feed], "cpu-ops") == "equal"

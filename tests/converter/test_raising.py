@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import lowbit
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from tests.converter.graphs import conv, converted, converts, image, output
 from tests.dialects.graphs.builder import Graph, Quant
+from tests.hostile.differential import verdict
 
 Quantized = tuple[str, Quant]
 
@@ -199,3 +201,50 @@ def test_parts_of_every_kind_of_weights(per_channel: bool, bias: bool) -> None:
             last(g, part, 4, float(g.after(xq, wq, 36).scale))
 
     converts(build, *["LowBitConv"] * 4)
+
+
+def pooled(g: Graph, y: str) -> str:
+    return g.node("MaxPool", [y], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+
+
+def shifted(g: Graph, y: str) -> str:
+    return g.node("Add", [y, g.floats(np.linspace(-1, 1, 8).reshape(8, 1, 1))])
+
+
+def read_inside(g: Graph, y: str) -> str:
+    output(g, y, 2, 8, 4, 4)
+    return g.node("Relu", [y])
+
+
+def of_two(g: Graph, y: str) -> str:
+    x, xq = image(g)
+    return g.node("Add", [y, conv(g, x, xq, 8)[0]])
+
+
+@pytest.mark.parametrize("behind", [pooled, shifted, read_inside, of_two])
+@pytest.mark.parametrize("group", [1, 2])
+def test_what_cannot_be_made_in_parts_is_cut(behind: Callable[[Graph, str], str], group: int) -> None:
+    """A layer of groups, and one behind which more stands than functions of single elements of its own."""
+
+    def build(g: Graph) -> None:
+        y = behind(g, conv(g, *image(g), 8, group=group)[0])
+        for i, part in enumerate(g.node("Split", [y], axis=1, outputs=2)):
+            last(g, part, 4, 0.05 * (1 + i))
+
+    result = converted(build)
+    assert result.ops["Split"] == 1
+    assert verdict(result.built.model, [result.built.feed()], "cpu-ops") == "equal"
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_parts_that_nobody_reads_are_not_made(axis: int) -> None:
+    def build(g: Graph) -> None:
+        y = g.node("Relu", [conv(g, *image(g), 8, pads=[1, 1, 1, 1])[0]])
+        sizes = g.ints([3, 2, 3] if axis == 1 else [2, 2, 2])
+        parts = g.node("Split", [y, sizes], axis=axis, outputs=3)
+        for i in (0, 2):
+            last(g, parts[i], 3 if axis == 1 else 8, 0.05 * (1 + i))
+
+    result = converted(build)
+    assert result.ops["Split"] == axis - 1
+    assert verdict(result.built.model, [result.built.feed()], "cpu-ops") == "equal"

@@ -2,14 +2,15 @@
 right.
 
 `python -m tests.faults.allocations` makes each allocation fail by itself, and each with all that come after
-it, in a process of its own each time; `--way`, `--first` and `--every` choose less, `--report` writes
-benchmarks/results/fault_injection.md and .json, where ways that are not run stay what they were. A process
-that dies or does not end, a wrong element, an error that does not speak of memory, and a block that is left
-alive are failures.
+it, in a process of its own each time, which takes hours. `--way`, `--first` and `--every` choose less.
+`--together` has many lives in each process, one after the other, and makes each allocation fail that a life
+makes behind another one: all but what a process makes once. `--report` writes
+benchmarks/results/fault_injection.md and .json, where what is not run stays what it was. A process that dies
+or does not end, a wrong element, an error that does not speak of memory, and a block that is left alive are
+failures.
 
 A life is what an application does: register the library, open a session, run it, destroy all of it. After
-each one that met no memory there is a second one in the same process, which must be right and leave nothing
-behind.
+those that met no memory there is one more in the same process, which must be right and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ SAID = (
 )
 """In errors of ONNX Runtime. The second is what it says of a compiled model where the provider could not even
 tell which nodes it takes, an error that it logs; the third where there was no memory to offer the device."""
-PATIENCE = 60  # seconds for a life, of which one takes less than half
+PATIENCE = 60  # seconds for the lives of a process, of which one takes less than half
+TOGETHER = 25  # lives of a process
 
 
 def injector() -> Path | None:
@@ -193,19 +195,43 @@ def in_child(work: Callable[[], Any]) -> Any:
     return pickle.loads(answer)
 
 
-def lived(life: Life, at: int, and_later: bool, times: int = 1) -> tuple[str, int, int]:
-    """What becomes of a life whose `at`th allocation fails, how many it has, what is alive after it."""
+def watched(life: Life) -> Faults:
+    """The preloaded library, with an eye on those of a life."""
     faults = Faults()
     for library in life.libraries:
         ctypes.CDLL(str(library))
         faults.watch(library.name)
+    return faults
+
+
+def lived(life: Life, at: int, and_later: bool, times: int = 1) -> tuple[str, int, int]:
+    """What becomes of a life whose `at`th allocation fails, how many it has, what is alive after it."""
+    faults = watched(life)
     for _ in range(times):
         verdict, count = lived_once(life, faults, at, and_later)
+        verdict = life_after(life) or verdict
     return verdict, count, faults.alive()
 
 
+def lived_together(life: Life, numbers: list[int]) -> tuple[list[str], int]:
+    """What becomes of lives behind a first one, in which these allocations fail; how many the last has."""
+    faults = watched(life)
+    lived_once(life, faults, 0, False)
+    for _ in range(2):  # what is made once, when something fails for the first time, is no leak
+        alive = faults.alive()
+        told = [lived_once(life, faults, at, False) for at in numbers]
+        left = faults.alive() - alive
+        if left <= 0:
+            break
+    verdicts = [verdict for verdict, _ in told]
+    if left > 0:
+        verdicts[-1] = f"FAILED: {left} blocks are left"
+    verdicts[-1] = life_after(life) or verdicts[-1]
+    return verdicts, told[-1][1]
+
+
 def lived_once(life: Life, faults: Faults, at: int, and_later: bool) -> tuple[str, int]:
-    """The verdict on a life that meets no memory and on the one after it, and the first one's allocations."""
+    """The verdict on a life that meets no memory, and its allocations."""
     from lowbit.errors import is_out_of_memory
 
     faults.arm(at, and_later=and_later)
@@ -217,13 +243,17 @@ def lived_once(life: Life, faults: Faults, at: int, and_later: bool) -> tuple[st
         error.__traceback__ = None
     count = faults.disarm()
     gc.collect()
-    try:
-        if not same(life.live(), life.expected):
-            verdict = "FAILED: a wrong element in the life after"
-    except Exception as error:
-        verdict = f"FAILED: the life after: {error}"
-    gc.collect()
     return verdict, count
+
+
+def life_after(life: Life) -> str | None:
+    """What is wrong with a life that has memory, behind those that had none."""
+    try:
+        return None if same(life.live(), life.expected) else "FAILED: a wrong element in the life after"
+    except Exception as error:
+        return f"FAILED: the life after: {error}"
+    finally:
+        gc.collect()
 
 
 def same(a: Any, b: Any) -> bool:
@@ -233,12 +263,17 @@ def same(a: Any, b: Any) -> bool:
     return len(a) == len(b) and all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
 
 
-def work(way: str, first: int, every: int) -> None:
+def work(way: str, first: int, every: int, together: bool) -> None:
     """Prints one line of JSON about the allocations of a life, and one about each of those that failed."""
     life = life_of(way)
     gc.freeze()
+    (work_together if together else work_alone)(life, first, every)
+
+
+def work_alone(life: Life, first: int, every: int) -> None:
+    """Each life in a process of its own."""
     verdict, count, alive = in_child(lambda: lived(life, 0, False))
-    print(json.dumps({"allocations": count, "verdict": verdict}), flush=True)
+    tell(allocations=count, verdict=verdict)
     for at in range(first, count + 1, every):
         for and_later in (False, True):
             try:
@@ -250,7 +285,33 @@ def work(way: str, first: int, every: int) -> None:
                 _, _, again = in_child(lambda at=at, later=and_later: lived(life, at, later, times=2))
                 if again > left:
                     verdict = f"FAILED: blocks are left, {left} and then {again}; {alive} of good lives"
-            print(json.dumps({"at": at, "and_later": and_later, "verdict": verdict}), flush=True)
+            tell(at=at, and_later=and_later, verdict=verdict)
+
+
+def work_together(life: Life, first: int, every: int) -> None:
+    """Many lives in a process, and again one by one where something is wrong with them."""
+
+    def lives(numbers: list[int]) -> list[str]:
+        try:
+            verdicts, _ = in_child(lambda: lived_together(life, numbers))
+        except ChildProcessError as error:
+            verdicts = [f"FAILED: {error}"] * len(numbers)
+        if len(numbers) == 1 or not any(verdict.startswith("FAILED") for verdict in verdicts):
+            return verdicts
+        return [verdict for number in numbers for verdict in lives([number])]
+
+    (verdict,), count = in_child(lambda: lived_together(life, [0]))
+    tell(allocations=count, verdict=verdict)
+    numbers = [*range(first, count + 1, every)]
+    for begin in range(0, len(numbers), TOGETHER):
+        part = numbers[begin : begin + TOGETHER]
+        for at, verdict in zip(part, lives(part), strict=True):
+            tell(at=at, verdict=verdict)
+
+
+def tell(**what: Any) -> None:
+    """A line of JSON for the process that waits."""
+    print(json.dumps(what), flush=True)
 
 
 # ---- the command
@@ -263,12 +324,13 @@ class Tally:
     way: str
     first: int
     every: int
+    together: bool = False
     allocations: int = 0
     verdicts: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def tried(way: str, *, first: int = 1, every: int = 1) -> Tally:
+def tried(way: str, *, first: int = 1, every: int = 1, together: bool = False) -> Tally:
     """Lives of `way` in which the allocations `first`, `first + every` ... fail."""
     library = injector()
     if library is None:
@@ -280,9 +342,9 @@ def tried(way: str, *, first: int = 1, every: int = 1) -> Tally:
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    tally = Tally(way, first, every)
+    tally = Tally(way, first, every, together)
     done = subprocess.Popen(
-        [*command, "--first", str(first), "--every", str(every)],
+        [*command, "--first", str(first), "--every", str(every), *(["--together"] if together else [])],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert done.stdout is not None
@@ -305,19 +367,22 @@ def report(tallies: list[Tally]) -> None:
     """benchmarks/results/fault_injection.md and .json."""
     from benchmarks import results
 
-    of = {tally.way: tally for tally in tallies}
+    of = {(tally.way, tally.together): tally for tally in tallies}
     file = results.RESULTS / "fault_injection.json"
     for known in json.loads(file.read_text())["raw"] if file.exists() else []:
-        of.setdefault(known["way"], Tally(**{**known, "verdicts": Counter(known["verdicts"])}))
-    columns = ["what lives", "allocations", "which fail", "lives", "refused", "right", "failed"]
-    table = results.Table("Lives", columns)
-    for tally in (of[way] for way in WAYS if way in of):
+        tally = Tally(**{**known, "verdicts": Counter(known["verdicts"])})
+        of.setdefault((tally.way, tally.together), tally)
+    named = ("what lives", "in a process", "allocations", "which fail", "lives")
+    table = results.Table("Lives", [*named, "refused", "right", "failed"])
+    for tally in (of[way, together] for way in WAYS for together in (False, True) if (way, together) in of):
         counts = [tally.verdicts[verdict] for verdict in ("refused", "right", "FAILED")]
         which = "each" if tally.every == 1 else f"number {tally.first}, then every {tally.every}th"
-        table.rows.append([WAYS[tally.way], tally.allocations, which, sum(counts), *counts])
+        process = "behind others" if tally.together else "of its own"
+        table.rows.append([WAYS[tally.way], process, tally.allocations, which, sum(counts), *counts])
     notes = [
-        "An allocation of lowbit's libraries fails by itself, and in another life with all that come after "
-        "it. A life ends with an error that speaks of memory (refused), or goes on without (right).",
+        "An allocation of lowbit's libraries fails by itself, and in a process of its own in another life "
+        "with all that come after it. A life ends with an error that speaks of memory (refused), or goes on "
+        "without (right). Behind others a life makes anew all but what a process makes once.",
         "Failed: a process that died or did not end, a wrong element then or in the life after, another "
         "error, a block of lowbit's left alive.",
         *(failure for tally in of.values() for failure in tally.failures),
@@ -332,18 +397,19 @@ def main() -> int:
     parser.add_argument("--way", action="append", choices=WAYS, help="only these lives")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--together", action="store_true", help="many lives in each process")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--work", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(given.work, given.first, given.every)
+        work(given.work, given.first, given.every, given.together)
         return 0
     tallies = []
     for way in given.way or WAYS:
-        tallies.append(tried(way, first=given.first, every=given.every))
+        tallies.append(tried(way, first=given.first, every=given.every, together=given.together))
         print(f"{way}: {tallies[-1].allocations} allocations, {dict(tallies[-1].verdicts)}", flush=True)
-    if given.report:
-        report(tallies)
+        if given.report:  # after each way, so that a campaign that is stopped keeps what it tried
+            report(tallies)
     return int(any(tally.failures for tally in tallies))
 
 

@@ -44,10 +44,11 @@ class Fuzzer:
     def case(self, seed: int) -> tuple[str, str]:
         """What the source of a seed is, and its verdict."""
         source = random_source(seed)
-        return source.told, _verdict(source.model, source.feeds, self._device)
+        return source.told, verdict(source.model, source.feeds, self._device)
 
 
-def _verdict(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], device: str) -> str:
+def verdict(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], device: str) -> str:
+    """What becomes of a source; see the module."""
     overridable = {tensor.name for tensor in model.graph.initializer}
     original = onnx.ModelProto()
     original.CopyFrom(model)  # what may be fed is folded by neither optimizer; lowbit takes it as a constant

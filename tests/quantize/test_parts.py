@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import lowbit
@@ -330,6 +331,43 @@ def test_what_is_folded(tmp_path: Any) -> None:
     assert left == ["Conv", "Relu", "ConvTranspose", "Relu", "Conv", "GlobalAveragePool", "Reshape", "Gemm"]
     assert changes["fold affine"] == 5
     assert changes["identities"] == 2
+
+
+def flat(b: Builder) -> str:
+    return b.node("Flatten", [b.node("GlobalAveragePool", ["x"])], 3)
+
+
+def masked(b: Builder) -> str:
+    """A Dropout of which somebody reads the mask."""
+    y = b.node("Dropout", [b.conv("x", 4)])
+    b.nodes[-1].output.append("mask")
+    return b.node("Mul", [y, b.node("Cast", ["mask"], 4, to=1)])
+
+
+UNFOLDED: dict[str, Callable[[Builder], str]] = {
+    "Mul per pixel": lambda b: b.node("Mul", [b.conv("x", 4), b.random(1, 1, 16, 16)]),
+    "Mul by infinity": lambda b: b.node("Mul", [b.conv("x", 4), b.constant(np.float32(np.inf))]),
+    "Div by 0": lambda b: b.node("Div", [b.conv("x", 4), b.constant(np.zeros((4, 1, 1), np.float32))]),
+    "Mul of a scaled product": lambda b: b.node(
+        "Mul", [b.node("Gemm", [flat(b), b.random(3, 5), b.random(5)], alpha=0.5), b.random(5)]
+    ),
+    "Mul behind a bias that is computed": lambda b: b.node(
+        "Mul", [b.node("Gemm", [flat(b), b.random(3, 3), flat(b)]), b.random(3)]
+    ),
+    "Mul behind a bias per image": lambda b: b.node(
+        "Mul", [b.node("Gemm", [flat(b), b.random(3, 5), b.random(2, 5)]), b.random(5)]
+    ),
+    "Add of two layers": lambda b: b.node("Add", [b.conv("x", 4), b.conv("x", 4)]),
+    "Dropout with a mask": masked,
+}
+
+
+@pytest.mark.parametrize("what", UNFOLDED)
+def test_what_is_not_folded(what: str, tmp_path: Any) -> None:
+    b = Builder(12)
+    made, changes = cleaned(b.model(b.node("Neg", [UNFOLDED[what](b)])), images(2), tmp_path)
+    assert what.split()[0] in [node.op_type for node in made.graph.node]
+    assert changes["fold affine"] == 0
 
 
 def test_matmul_and_add_become_gemm(tmp_path: Any) -> None:

@@ -6,7 +6,6 @@ import itertools
 import json
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ from lowbit.searcher.network import Network
 from lowbit.searcher.report import SearchResult
 from lowbit.searcher.solve import LayerCost, choose, total_cost
 from lowbit.searcher.target import Drop, Target
+
+from tests.support import ray_in_process
 
 from .networks import Builder, images, residual
 
@@ -288,30 +289,10 @@ def test_a_pool_gives_the_same(plain: SearchResult) -> None:
 
 def test_a_cluster_gives_the_same(plain: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself is not needed: a stand-in with its functions calls what a worker calls."""
-    called: list[dict[str, Any]] = []
-
-    def remote(**_: int) -> Callable[..., Any]:
-        def decorate(function: Callable[..., Any]) -> Any:
-            def call(*arguments: Any) -> int:
-                assert arguments[0] is measure_packed
-                called.append(function(*arguments))
-                return len(called) - 1
-
-            return types.SimpleNamespace(remote=call)
-
-        return decorate
-
-    ray = types.SimpleNamespace(
-        init=lambda **_: None,
-        put=lambda value: value,
-        remote=remote,
-        wait=lambda waiting: (waiting[-1:], waiting[:-1]),
-        get=called.__getitem__,
-        shutdown=lambda: None,
-    )
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    ray, called = ray_in_process()
+    monkeypatch.setitem(sys.modules, "ray", ray)
     result = lowbit.search(short(), images(), target=SIZE, cluster="somewhere:6379", **QUICK)
-    assert called
+    assert {function for function, *_ in called} == {measure_packed}
     assert written(result) == written(plain)
 
 

@@ -472,7 +472,7 @@ class Run:
         )  # fmt: skip
         # ``fit`` holds the sums over all images now.
         bias = layer.bias
-        if config.rule("bias") and result.moves_bias:
+        if config.rule("bias") and result.moves_bias and layer.takes_bias:
             # E y = w^ E x^ + bias: y holds the float bias, but its parts by blocks of columns do not.
             bias = result.mean.reshape(-1) + (0 if len(fit.blocks) == 1 else layer.bias)
         codes = finish_layer(layer, result.codes, result.scale, bias, self.grids[layer.x])

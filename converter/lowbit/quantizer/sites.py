@@ -62,6 +62,11 @@ class Layer:
     transposed: bool
     residual: str = ""
 
+    @property
+    def takes_bias(self) -> bool:
+        """Whether there is a place for a bias: a MatMul without an Add has none."""
+        return self.op_type != "MatMul" or self.bias_node != self.node
+
 
 @dataclass
 class Site:

@@ -109,7 +109,7 @@ def _check(x: Activation, geometry: _Geometry) -> Refusal | None:
         return Refusal(f"its epsilon is {geometry.epsilon}; lowbit needs a positive one")
     with np.errstate(over="ignore"):
         most = np.float32(np.float64(x.grid.scale) / np.sqrt(np.float64(epsilon)))
-    largest = 4096.0 * np.abs(geometry.gamma).max() + np.abs(geometry.beta).max()
+        largest = 4096.0 * np.abs(geometry.gamma).max() + np.abs(geometry.beta).max()
     if not (np.isfinite(most) and largest < 1e38):
         return Refusal("its scale, its epsilon or its factors take values out of float32's range")
     sizes = [dims_of(x.codes)[axis] for axis in geometry.order[geometry.axis :]]

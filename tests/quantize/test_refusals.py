@@ -1,0 +1,144 @@
+"""What `lowbit quantize` and `lowbit search` leave as it is, or refuse: each with its own reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lowbit
+import numpy as np
+import onnx
+import pytest
+from lowbit.errors import LowBitError
+from lowbit.quantizer.config import Config, read_config
+from onnx import helper
+
+from tests.quantize.networks import Builder, images
+from tests.support import lowbit_session, stock_run
+
+
+def branches() -> onnx.ModelProto:
+    """Branches behind a convolution, each with one node that does not quantize."""
+    b = Builder(1)
+    x = b.node("Relu", [b.conv("x", 8)])
+    flat = b.node("Flatten", [b.node("GlobalAveragePool", [x])])
+    scaled = b.node("Gemm", [flat, b.random(8, 5), b.random(5)], 5, alpha=0.5)
+    fed = b.node("Gemm", [flat, b.random(8, 5), scaled], 5)
+    grouped = b.node("ConvTranspose", [x, b.random(8, 3, 2, 2)], 6, group=2, kernel_shape=[2, 2])
+    rows = b.node("MatMul", [b.node("Reshape", [x, b.constant(np.array([0, 8, -1]))]), b.random(1, 256, 4)])
+    moved = b.node("LRN", [b.conv(x, 8)], size=3)
+    last = b.node("Flatten", [b.node("GlobalAveragePool", [b.conv(moved, 5)])])
+    return b.model(fed, *(b.node("ReduceMean", [each], axes=[-1]) for each in (grouped, rows)), last)
+
+
+def test_each_node_that_stays_says_why() -> None:
+    report = lowbit.quantize(branches(), images(), bits="w4a8", threads=1).report
+    reasons = {re.sub(r"\d+$", "", node): reason for node, reason in report.kept_float.items()}
+    assert reasons["ConvTranspose"] == "a grouped ConvTranspose has no axis for scales per output channel"
+    assert reasons["MatMul"] == "its weights have rank 3, expected a matrix"
+    assert reasons["LRN"] == "lowbit has no integer form of LRN"
+    assert {report.kept_float[name] for name in report.kept_float if name.startswith("Gemm")} == {
+        "its alpha or beta is not 1",
+        "its bias is not one constant per output channel",
+    }
+
+
+def tokens() -> onnx.ModelProto:
+    """A layer of a transformer: a product with a matrix and an Add of its bias, of rank 3."""
+    b = Builder(2)
+    x = b.node("Relu", [b.conv("x", 8)])
+    x = b.node("Transpose", [b.node("Reshape", [x, b.constant(np.array([0, 8, -1]))])], perm=[0, 2, 1])
+    x = b.node("Add", [b.node("MatMul", [x, b.random(8, 12)], 12), b.random(12)])
+    return b.model(b.node("ReduceMean", [b.node("MatMul", [x, b.random(12, 5)], 5)], axes=[1], keepdims=0))
+
+
+def test_a_bias_behind_a_product_becomes_part_of_it() -> None:
+    result = lowbit.quantize(tokens(), images(), bits="w8a8", threads=1, convert_to=True)
+    assert not any(name.startswith("Add") for name in result.report.kept_float), result.report.kept_float
+    feed = {"x": images(4, seed=9)}
+    exact = stock_run(tokens(), feed)[0]
+    given = stock_run(result.model, feed)[0]
+    assert np.square(exact - given).mean() < 1e-3 * np.square(exact).mean()
+    np.testing.assert_allclose(lowbit_session(result.converted).run(None, feed)[0], given, atol=1e-2)
+
+
+def with_branches() -> onnx.ModelProto:
+    """Both branches of an If read a tensor that is quantized; names that would be made are there already."""
+    b = Builder(3)
+    x = b.node("Relu", [b.conv("x", 8)])
+    y = b.conv(x, 6)
+    b.nodes[0].name, b.nodes[-1].name = "", f"Conv_{b.nodes[0].output[0]}"
+    b.tensors[0].name = b.nodes[0].input[1] = f"{b.nodes[-1].name}.weight.codes"
+    condition = b.node("Greater", [b.node("ReduceSum", ["x"], keepdims=0), b.constant(np.float32(0))])
+    arms = {}
+    for name, op in (("then", "Neg"), ("else", "Abs")):
+        made = helper.make_empty_tensor_value_info(f"{name}.y")
+        arms[f"{name}_branch"] = helper.make_graph([helper.make_node(op, [x], [made.name])], name, [], [made])
+    chosen = b.node("If", [condition], 8, **arms)
+    joined = b.node("Concat", [b.node("GlobalAveragePool", [value]) for value in (y, chosen)], 14, axis=1)
+    model = b.model(b.head(b.conv(joined, 8, 1, pads=[0] * 4)))
+    model.metadata_props.add(key="author", value="somebody")
+    return model
+
+
+def test_branches_read_what_is_quantized() -> None:
+    source = with_branches()
+    made = lowbit.quantize(source, images(), bits="w8a8", threads=1).model
+    assert {entry.key: entry.value for entry in made.metadata_props}["author"] == "somebody"
+    for seed in range(2):
+        feed = {"x": images(1, seed=seed) * (1 if seed else -1)}
+        exact, given = stock_run(source, feed)[0], stock_run(made, feed)[0]
+        assert np.square(exact - given).mean() < 1e-2 * np.square(exact).mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"first_last": 9}, "first_last: expected 1 to 8 bits, got 9"),
+        ({"percentile": 50}, "percentile: expected more than 50 and at most 100, got 50"),
+        ({"ridge": -1.0}, "ridge: expected 0 to 1000"),
+        ({"sweeps": -1}, "sweeps: expected 0 or more"),
+        ({"sweeps": "many"}, "config: sweeps must be a number, got 'many'"),
+        ({"bits": 4}, "config: bits must be a text, got 4"),
+        ({"nodes_to_exclude": "conv"}, "config: nodes_to_exclude must be a list, got 'conv'"),
+        ({"overrides": {"conv": 4}}, "config: overrides must map patterns to settings"),
+    ],
+)
+def test_settings_that_mean_nothing(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(LowBitError, match=message):
+        Config.of(given)
+
+
+@pytest.mark.parametrize(("text", "message"), [("- a\n- b", "expected entries"), ("a: [", "config.yaml: ")])
+def test_files_of_settings_that_mean_nothing(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(LowBitError, match=message):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"minimize": "energy"}, "minimize: expected latency or size, got 'energy'"),
+        ({"bits": (0, 4)}, "bits: expected one or more of 1 to 8"),
+        ({"activation_bits": ()}, "activation_bits: expected one or more of 1 to 8"),
+    ],
+)
+def test_a_search_for_nothing(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(LowBitError, match=message):
+        lowbit.search(tokens(), images(), target="size=1KB", threads=1, **more)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"x": np.zeros((0, 3, 16, 16), np.float32)}], "is empty"),
+        ([{"y": images(2)}], "y"),
+        ([{"x": images(2), "y": images(2)}], "y"),
+    ],
+)
+def test_data_that_do_not_fit(data: Any, message: str) -> None:
+    with pytest.raises(LowBitError, match=message):
+        lowbit.quantize(tokens(), data, bits="w8a8", threads=1)
