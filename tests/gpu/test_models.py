@@ -188,17 +188,18 @@ def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
     return f"{name}_dq"
 
 
-@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("between", ["rounding", "table", "nothing"])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("dims", [["N", 32, 6, 5], [1, 32, 6, 5], [1, 32, 1, 1], ["M", 32, 6, 5]])
-def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, rounds: bool) -> None:
-    """One convolution that rounds twice or once; two kernels where the other tensor has other dims.
+def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, between: str) -> None:
+    """One kernel that rounds as often as the file says; two where the other tensor has other dims.
 
     Args:
         dims: Of the tensor that is added.
         first: Whether what the convolution makes is the first operand.
-        rounds: Whether that is quantized before it is added.
+        between: What stands between the two: a quantizer, a function between two of them, nothing.
     """
+    rounds = between != "nothing"
     rng = np.random.default_rng(1)
     constants = {
         "s": np.float32(0.021), "z": np.int8(3), "t": np.float32(0.013),
@@ -211,6 +212,9 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     nodes.append(onnx.helper.make_node("DequantizeLinear", ["w", "w_s", "zero"], ["w_dq"]))
     nodes.append(onnx.helper.make_node("Conv", [x, "w_dq", "bias"], ["c"], pads=[1, 1, 1, 1]))
     made = _pair(nodes, "c", "t", "z") if rounds else "c"
+    if between == "table":
+        nodes.append(onnx.helper.make_node("Sigmoid", [made], ["gate"]))
+        made = _pair(nodes, "gate", "t", "z")
     nodes.append(onnx.helper.make_node("Add", [made, other] if first else [other, made], ["a"]))
     nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
     _pair(nodes, "relu", "y_s", "zero")

@@ -131,6 +131,9 @@ struct EpilogueParams {
   const int32_t* border = nullptr;
   int border_pitch = 0;
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
+  // [256], the number for the byte of a code to which residuals are added, as Addition::kInTail has it. Null where
+  // they are added to the node's own codes, or by its tail.
+  const float* values = nullptr;
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;
@@ -142,8 +145,8 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.border != nullptr)
-    return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+  if (e.table != nullptr || e.values != nullptr || e.border != nullptr)
+    return e.has_residual && e.values == nullptr ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;

@@ -70,11 +70,19 @@ struct CodeGrid {
   float scale = 1;
   int32_t zero_point = 0;
 };
+// Numbers, each of the byte of a code, and residuals, added as LowBitAdd adds them.
+struct ResidualSum {
+  std::vector<float> values;  // [256]
+  CodeGrid residuals, y;
+  int32_t lo = 0, hi = 255;  // of y's codes
+};
 // What a node's codes become before they are stored: float32, or the codes that a table has for their bytes, as
-// LowBitLookup has it; at most one of them, and the latter of no node that adds residuals.
+// LowBitLookup has it; at most one of them. Or, of no node that adds residuals itself, the sum of what stands for their
+// bytes (whose numbers `added` has; then the table is what is stored where the sum is another node's) and residuals.
 struct StoredAs {
   std::optional<CodeGrid> dequantized;
-  std::vector<uint8_t> table;  // [256] or empty
+  std::vector<uint8_t> table;        // [256] or empty
+  std::optional<ResidualSum> added;  // fits (FitsTableSum)
 };
 // `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,

@@ -28,6 +28,9 @@ struct TailSteps {
 std::optional<TailSteps> StepsOf(const Epilogue& epilogue);
 // Whether kernels may round four of its sums at once. PackedConv may find that they do not.
 bool MayRoundFours(const Epilogue& epilogue);
+// Whether residuals may be added to what a table has: no sum is infinite, and a multiplication by 1 / y's scale in two
+// parts gives the codes of the division.
+bool FitsTableSum(const ResidualSum& sum);
 // Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.
 bool MayRise(const Epilogue& epilogue);
 
@@ -92,6 +95,7 @@ class PackedConv {
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   void AddBorder(const Int8Weights& weights, ConstantBuilder& builder);
+  void AddTableSum(const ResidualSum& sum, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // The channels' lines. After SetEpilogue.
   void FitLines(const Epilogue& e, ChannelConstants& channels) const;
@@ -112,7 +116,7 @@ class PackedConv {
        has_w_zero_ = false, rounds_fours_ = false, divides_fast_ = true, rises_ = false;
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
-  size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, border_at_ = 0;
+  size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, values_at_ = 0, border_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;

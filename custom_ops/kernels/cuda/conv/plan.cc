@@ -153,6 +153,7 @@ std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const Packed
                   [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
                     EpilogueParams& e = p.epilogue;
                     e.has_residual = e.adds_behind_tail = false;
+                    e.values = nullptr;
                     e.y_scale = e.first_scale;
                     e.y_zero_point = e.zero_point;
                     e.y_lo = e.lo;

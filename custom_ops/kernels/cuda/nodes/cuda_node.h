@@ -119,6 +119,13 @@ std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode&
 std::unique_ptr<PackedNode> PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add,
                                         bool conv_first, const Device& device, ConvChooser choose,
                                         std::span<const uint8_t> packed = {});
+// A convolution, the LowBitLookup with one table that alone reads it, and the LowBitAdd that alone reads that: as
+// PackConvAdd, with the codes of the table. Or `lookup` is null, and the addition has a function of its second operand,
+// which the convolution makes. made_first: what is made is the first operand.
+bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add, bool made_first);
+std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
+                                         const BinaryNode& add, bool made_first, const Device& device,
+                                         ConvChooser choose, std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -64,7 +65,8 @@ class PackedMatmul final : public PackedNode {
                std::span<const uint8_t> packed, const StoredAs& stored = {})
       : geometry_(node.conv.geometry),
         layout_(node.layout),
-        has_residual_(node.conv.epilogue.has_residual),
+        has_residual_(node.conv.epilogue.has_residual || stored.added),
+        is_link_(!stored.added),
         choose_(std::move(choose)),
         conv_(PackConv(node.conv, device, packed, stored)) {}
 
@@ -83,7 +85,7 @@ class PackedMatmul final : public PackedNode {
         choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
   }
   std::optional<ChainLink> Link(Shapes fed) const override {
-    if (fed.empty()) return std::nullopt;
+    if (fed.empty() || !is_link_) return std::nullopt;
     return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
   }
   // A tile's residuals are read by the block that stores its codes, before it does.
@@ -95,7 +97,7 @@ class PackedMatmul final : public PackedNode {
  private:
   ConvGeometry geometry_;
   MatmulLayout layout_;
-  bool has_residual_;
+  bool has_residual_, is_link_;
   ConvChooser choose_;
   std::shared_ptr<const PackedConv> conv_;
 };
@@ -103,8 +105,8 @@ class PackedMatmul final : public PackedNode {
 class PackedConvAdd final : public PackedNode {
  public:
   PackedConvAdd(const MatmulNode& node, const BinaryNode& add, bool conv_first, const Device& device,
-                ConvChooser choose, std::span<const uint8_t> packed)
-      : fused_(node, device, std::move(choose), packed),
+                ConvChooser choose, std::span<const uint8_t> packed, const StoredAs& stored = {})
+      : fused_(node, device, std::move(choose), packed, stored),
         made_type_((conv_first ? add.spec.a_signed : add.spec.b_signed) ? ElementType::kInt8
                                                                         : ElementType::kUInt8) {
     BinaryNode other_first = add;
@@ -274,6 +276,29 @@ PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, c
   return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
 
+// The numbers that an addition takes what a product makes for, by the bytes of the product's codes: what a table
+// between them has, or the addition's own function of its second operand. Nothing where neither is there.
+std::optional<ResidualSum> TableSumOf(const LookupNode* lookup, const BinaryNode& add, bool made_first) {
+  const BinarySpec& spec = add.spec;
+  const bool has_function = !spec.b_table.empty();
+  if (spec.kind != BinaryKind::kAdd || !spec.quantizer.quantized || (has_function && made_first) ||
+      (!has_function && lookup == nullptr) || (lookup != nullptr && lookup->channels != 1)) {
+    return std::nullopt;
+  }
+  CodeGrid made{spec.a_signed, spec.a_scale, spec.a_zero_point},
+      residuals{spec.b_signed, spec.b_scale, spec.b_zero_point};
+  if (!made_first) std::swap(made, residuals);
+  const Quantizer& y = spec.quantizer;
+  ResidualSum sum{{}, residuals, {y.is_signed, y.scale, y.zero_point}, y.lo, y.hi};
+  for (size_t i = 0; i < 256; ++i) {
+    const uint8_t byte = lookup != nullptr ? lookup->table[i] : static_cast<uint8_t>(i);
+    const int32_t code = made.is_signed ? static_cast<int8_t>(byte) : byte;
+    sum.values.push_back(has_function ? spec.b_table[byte]
+                                      : DequantizeCode(code, made.scale, made.zero_point));
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::string ShapeText(const ConvShape& shape) {
@@ -337,6 +362,25 @@ PackedNodePtr PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add
   return std::make_unique<PackedConvAdd>(with_residual, add, conv_first, device, std::move(choose), packed);
 }
 
+bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add, bool made_first) {
+  const Epilogue& e = conv.conv.epilogue;
+  if (conv.layout.is_gemm || conv.layout.spatial > 2 || !e.quantized_output || e.has_residual || StepsOf(e))
+    return false;
+  const std::optional<ResidualSum> sum = TableSumOf(lookup, add, made_first);
+  return sum && FitsTableSum(*sum) &&
+         (made_first ? add.spec.a_signed : add.spec.b_signed) ==
+             (lookup != nullptr ? lookup->y_signed : e.y_signed);
+}
+
+PackedNodePtr PackTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add,
+                           bool made_first, const Device& device, ConvChooser choose,
+                           std::span<const uint8_t> packed) {
+  return std::make_unique<PackedConvAdd>(conv, add, made_first, device, std::move(choose), packed,
+                                         StoredAs{{},
+                                                  lookup != nullptr ? lookup->table : std::vector<uint8_t>(),
+                                                  TableSumOf(lookup, add, made_first)});
+}
+
 PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
                                const ResidualPairChoosers& choosers, std::span<const uint8_t> packed) {
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
@@ -363,7 +407,7 @@ PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& 
                                 std::span<const uint8_t> packed) {
   if (!FusesQuantize(quantize, conv, device)) return nullptr;
   return PackPixels(quantize, conv, nullptr, device, packed,
-                    StoredAs{{}, lookup ? lookup->table : std::vector<uint8_t>()});
+                    StoredAs{{}, lookup ? lookup->table : std::vector<uint8_t>(), {}});
 }
 
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
@@ -390,7 +434,7 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
   const AffineSpec& grid = dequantize.spec;
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
-      StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}});
+      StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}, {}});
 }
 
 bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
@@ -401,7 +445,7 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
 PackedNodePtr PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup, const Device& device,
                                ConvChooser choose, std::span<const uint8_t> packed) {
   return std::make_unique<PackedMatmul>(matmul, device, std::move(choose), packed,
-                                        StoredAs{{}, lookup.table});
+                                        StoredAs{{}, lookup.table, {}});
 }
 
 PackedNodePtr PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,

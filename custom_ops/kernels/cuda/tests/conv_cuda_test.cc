@@ -348,6 +348,23 @@ class Generator : public cuda::Draws {
     return chain;
   }
 
+  // Of codes' numbers or of any, and residuals; many of the former are ties.
+  cuda::ResidualSum Sum() {
+    cuda::ResidualSum sum;
+    const bool is_exact = Coin();
+    const auto scale = [&] {
+      return is_exact ? static_cast<float>(Int(10, 99)) / 1280.0f : Real(0.01f, 0.1f);
+    };
+    for (cuda::CodeGrid* const grid : {&sum.residuals, &sum.y}) {
+      *grid = {Coin(), scale(), 0};
+      Range(grid->is_signed, grid->zero_point, sum.lo, sum.hi);  // y's are last
+    }
+    const float of_codes = scale();
+    for (int i = 0; i < 256; ++i)
+      sum.values.push_back(is_exact ? static_cast<float>(Int(-128, 127)) * of_codes : Real(-10.0f, 10.0f));
+    return sum;
+  }
+
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
   // take.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
@@ -661,6 +678,13 @@ cuda::PixelQuantizer MakePixels(const ConvSpec& spec, const ConvShape& s, Genera
   return quantizer;
 }
 
+// The code of the definition (lowbit.ops) of two bytes.
+uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
+  const int32_t r = sum.residuals.is_signed ? static_cast<int8_t>(residual) : residual;
+  const float v = sum.values[code] + DequantizeCode(r, sum.residuals.scale, sum.residuals.zero_point);
+  return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
+}
+
 // Returns whether all configurations agree.
 bool TestNode(const Node& node, Generator& generator, const cuda::Device& device,
               std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -692,9 +716,16 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
       std::memcpy(&values[i * 4], &value, 4);
     }
     expected = std::move(values);
-  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.3)) {
+  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.45)) {
     stored.table = generator.Codes({8, Encoding::kUnsigned}, 256);
-    for (uint8_t& code : expected) code = stored.table[code];
+    if (!cuda::StepsOf(spec.epilogue) && generator.Coin()) {
+      stored.added = generator.Sum();
+      residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
+      for (size_t i = 0; i < expected.size(); ++i)
+        expected[i] = Added(*stored.added, expected[i], residual[i]);
+    } else {
+      for (uint8_t& code : expected) code = stored.table[code];
+    }
   }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
