@@ -235,7 +235,7 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -337,6 +337,30 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned
   }
 }
 
+// Stores neighbouring codes of a pixel (16, 4 or 1, as Unit is long) in their places.
+template <typename Unit>
+__device__ __forceinline__ void StoreInPlaces(const EpilogueParams& e, int64_t pixel, int channel,
+                                              const Unit& codes) {
+#pragma unroll 1
+  for (int i = 0; i < e.place_count; ++i) {
+    const PlaceParams& place = e.places[i];
+    if (channel < place.first || channel >= place.last) continue;
+    Unit stored = codes;
+    if (place.table != nullptr) {
+      uint8_t* const bytes = reinterpret_cast<uint8_t*>(&stored);
+#pragma unroll
+      for (int b = 0; b < static_cast<int>(sizeof(Unit)); ++b) bytes[b] = place.table[bytes[b]];
+    }
+    *reinterpret_cast<Unit*>(place.y + pixel * place.pixel_bytes + (channel - place.first)) = stored;
+  }
+}
+
+// Whether codes that are finished so may have places.
+template <Finish kFinish>
+inline constexpr bool kMayHavePlaces =
+    kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
 inline constexpr bool kMayMap =
@@ -584,7 +608,8 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
           e.output_signed ? static_cast<int>(static_cast<int8_t>(code)) : static_cast<int>(code);
       static_cast<float*>(y)[index] = DequantizeCode(value, e.output_scale, e.output_zero_point);
     } else {
-      static_cast<uint8_t*>(y)[index] = code;
+      StoreInPlaces(e, pixel, channel, code);
+      if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
     static_cast<float*>(y)[index] = TailValue(e, acc, channel, scale, r);

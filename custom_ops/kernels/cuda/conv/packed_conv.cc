@@ -350,7 +350,7 @@ const uint8_t* PackedConv::CellWeights() const {
   return rises_ && kCellWeights.applies(geometry_, x_, device_) ? WeightsIn(kCellWeights) : nullptr;
 }
 
-ConvProblem PackedConv::Problem(const ConvShape& shape) const {
+ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places) const {
   const ConvGeometry& g = geometry_;
   ConvProblem problem{shape.OutPixels(), g.GroupOut(), g.Taps() * channels_, g.group};
   problem.geometry = g;
@@ -379,7 +379,10 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.integers_of_tail = requantizes && epilogue_.on_lines && !is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
-  problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
+  problem.has_places = has_places;
+  // What streams stores whole boxes of codes, as they are.
+  problem.streams =
+      problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded() && !has_places;
   return problem;
 }
 

@@ -66,7 +66,8 @@ class PackedConv {
   // Whether the tensor memory accelerator can fetch what the taps of pixels read.
   static bool FitsBoxes(const ConvSpec& spec);
 
-  ConvProblem Problem(const ConvShape& shape) const;
+  // has_places: codes are stored elsewhere besides (ConvPlaces).
+  ConvProblem Problem(const ConvShape& shape, bool has_places = false) const;
   // Everything but a launch's tensors. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.

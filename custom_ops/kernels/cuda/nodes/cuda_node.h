@@ -54,6 +54,17 @@ class PackedNode {
     static_cast<void>(fed);
     return std::nullopt;
   }
+  // Whether the node can store channels of what it makes in other tensors besides, or there alone.
+  virtual bool MayStore(std::span<const TensorShape> fed, std::span<const ChannelMove> moves) const {
+    static_cast<void>(fed), static_cast<void>(moves);
+    return false;
+  }
+  // The node that does, where MayStore says so: it is fed the tensors behind its own. Where it does not keep its output,
+  // that is not written. Throws Error.
+  virtual std::unique_ptr<PackedNode> Storing(std::span<const ChannelMove> moves, bool keeps_output) const {
+    static_cast<void>(moves), static_cast<void>(keeps_output);
+    return nullptr;
+  }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }

@@ -1,5 +1,6 @@
 // Matrix products of the node family as nodes: dims to images, packed constants, a plan per shape.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -35,12 +36,16 @@ ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
   return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
 }
 
-NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residual) {
-  const auto launch = [plan, has_residual](const Run& run) {
-    const size_t expected = has_residual ? 2 : 1;
+// The tensors of places are fed behind what is read.
+NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residual, size_t places = 0) {
+  const auto launch = [plan, has_residual, places](const Run& run) {
+    const size_t expected = (has_residual ? 2 : 1) + places;
     Require(run.fed.size() == expected, "a convolution was fed ", run.fed.size(), " tensors, expected ",
             expected);
-    LaunchConv(*plan, run.fed[0], has_residual ? run.fed[1] : nullptr, run.y, run.workspace, run.queue);
+    std::array<void*, kMostPlaces> stored = {};
+    for (size_t i = 0; i < places; ++i) stored[i] = const_cast<void*>(run.fed[expected - places + i]);
+    LaunchConv(*plan, run.fed[0], has_residual ? run.fed[1] : nullptr, run.y, run.workspace, run.queue,
+               std::span(stored).first(places));
   };
   return MakePlan(PlanConfig(*plan).Text(), launch, PlanWorkspaceBytes(*plan));
 }
@@ -58,6 +63,48 @@ NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int6
   return MakePlan(first->Text() + " + " + second->Text(), launch,
                   scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
 }
+
+// Channels of codes that other tensors get, with the tables in a device's memory.
+class StoredChannels {
+ public:
+  StoredChannels() = default;
+  StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
+    places_.keeps_output = keeps_output;
+    std::vector<uint8_t> tables;
+    for (const ChannelMove& move : moves) tables.insert(tables.end(), move.table.begin(), move.table.end());
+    if (!tables.empty()) {
+      const DeviceGuard guard(device.ordinal);
+      auto memory = std::make_shared<DeviceMemory>();
+      memory->Upload(tables.data(), tables.size(), device);
+      tables_ = std::move(memory);
+    }
+    size_t at = 0;
+    for (const ChannelMove& move : moves) {
+      const uint8_t* const table = move.table.empty() ? nullptr : tables_->At(at);
+      places_.list.push_back({move.first, move.count, move.at, move.channels, table});
+      at += move.table.size();
+    }
+  }
+
+  size_t Count() const { return places_.list.size(); }
+  const ConvPlaces& Where() const { return places_; }
+  const std::shared_ptr<const DeviceMemory>& Tables() const { return tables_; }
+  // What a choice of kernels depends on.
+  std::string Text() const {
+    if (places_.list.empty()) return "";
+    std::string text = places_.keeps_output ? " stores" : " moves";
+    for (const ConvPlace& place : places_.list) {
+      text += " " + std::to_string(place.first) + "+" + std::to_string(place.count) + ">" +
+              std::to_string(place.at) + "/" + std::to_string(place.channels) +
+              (place.table != nullptr ? "t" : "");
+    }
+    return text;
+  }
+
+ private:
+  ConvPlaces places_;
+  std::shared_ptr<const DeviceMemory> tables_;
+};
 
 class PackedMatmul final : public PackedNode {
  public:
@@ -77,12 +124,29 @@ class PackedMatmul final : public PackedNode {
     Require(!fed.empty(), "a convolution was fed no tensor");
     const ConvShape shape = ShapeOf(fed[0]);
     const auto plan = [&](const std::optional<ConvConfig>& config) {
-      return PlanOf(PlanConv(conv_, shape, config), has_residual_);
+      return Hold(PlanOf(PlanConv(conv_, shape, config, stored_.Where()), has_residual_, stored_.Count()),
+                  stored_.Tables());
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
-    return plan(
-        choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
+    return plan(choose_({ShapeText(shape) + stored_.Text(),
+                         CandidateConfigs(*conv_, shape, stored_.Count() > 0),
+                         plan,
+                         {fed.begin(), fed.end()},
+                         y}));
+  }
+  bool MayStore(Shapes, std::span<const ChannelMove> moves) const override {
+    const EpilogueParams& e = conv_->EpilogueOf();
+    return e.quantized_output && !e.dequantizes && conv_->Geometry().out_channels % 16 == 0 &&
+           moves.size() <= kMostPlaces &&
+           std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
+             return (move.first | move.count | move.at | move.channels) % 16 == 0;
+           });
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    auto storing = std::make_unique<PackedMatmul>(*this);
+    storing->stored_ = StoredChannels(moves, keeps_output, conv_->On());
+    return storing;
   }
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.empty() || !is_link_) return std::nullopt;
@@ -100,6 +164,7 @@ class PackedMatmul final : public PackedNode {
   bool has_residual_, is_link_;
   ConvChooser choose_;
   std::shared_ptr<const PackedConv> conv_;
+  StoredChannels stored_;
 };
 
 class PackedConvAdd final : public PackedNode {
@@ -130,6 +195,12 @@ class PackedConvAdd final : public PackedNode {
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
     return fused_.Link(fed);
+  }
+  bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
+    return fed.size() == 2 && MadeOf(fed).dims == fed[1].dims && fused_.MayStore(fed, moves);
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    return fused_.Storing(moves, keeps_output);
   }
   std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
 
