@@ -257,17 +257,22 @@ def cuda_build() -> Outcome:
     settings += [f"-DCMAKE_CUDA_COMPILER={nvcc}", *quick_cuda(nvcc)]
     objects = "custom_ops/kernels/cuda/CMakeFiles/lowbit_cuda_kernels.dir"
     library = folder / "ep/cuda/liblowbit_cuda.so"
+    # What of tests/gpu is quick, and has every form of steps that store, add and map.
+    on_emulated = ["tests/gpu/test_models.py", "-k", "block_of_a_detector or bias_and_addition"]
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
-        built(folder, "lowbit_cuda", "lowbit_cuda_host_test", *CUDA_EMULATED),
+        built(folder, "lowbit_cuda", "lowbit_cuda_host_test", "lowbit_emulated_cuda", *CUDA_EMULATED),
         ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_cuda_choices_test|lowbit_emulated_cuda"),
         # It loads where there is neither a driver nor a toolkit.
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
         [sys.executable, "-m", "pytest", "-q", "-rs", "tests/ep/test_targets.py"],
+        [sys.executable, "-m", "pytest", "-q", "-rs", *on_emulated],
         configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),
         built(older, *(f"{objects}/{file}.o" for file in CUDA_OLDER_FILES)),
         ORT_INCLUDE_DIR=ort_headers(),
         LOWBIT_TARGETS_LIBRARY=str(library),
+        LOWBIT_CUDA_LIBRARY=str(library.with_name("liblowbit_emulated_cuda.so")),
+        LOWBIT_TUNE="off",
         **cached_compiler(),
     )
 

@@ -185,6 +185,16 @@ class CudaBackend final : public Backend {
                                 static_cast<const CudaStep&>(second), second_fed);
   }
 
+  bool MayStore(const Step& step, std::span<const TensorShape> fed,
+                std::span<const ChannelMove> moves) const override {
+    return !reference_ && !cuda::IsLeftOut(kStoredChannels) &&
+           static_cast<const CudaStep&>(step).Node().MayStore(fed, moves);
+  }
+  std::unique_ptr<const Step> Storing(const Step& step, std::span<const ChannelMove> moves,
+                                      bool keeps_output) const override {
+    return static_cast<const CudaStep&>(step).Storing(moves, keeps_output);
+  }
+
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     if (!IsLowBit(node)) return {};
     try {

@@ -79,17 +79,28 @@ std::unique_ptr<cuda::PackedNode> PackAddedPair(Specs specs, const cuda::Device&
 
 // ---- convolution + addition
 
+// To the tuner.
+constexpr const char* kMappedSumKey = "mapped sum";
+
 template <bool kConvFirst>
 bool FitsAdded(Specs specs, const cuda::Device&) {
-  return cuda::WithResidual(ProductOf(specs[0]), std::get<BinaryNode>(specs[1]), kConvFirst).has_value();
+  const MatmulNode& conv = ProductOf(specs[0]);
+  const auto& add = std::get<BinaryNode>(specs[1]);
+  return cuda::WithResidual(conv, add, kConvFirst) || cuda::FusesTableSum(conv, nullptr, add, kConvFirst);
 }
 
 template <bool kConvFirst>
 std::unique_ptr<cuda::PackedNode> PackAdded(Specs specs, const cuda::Device& device, Tuner& tuner,
                                             std::span<const uint8_t> packed) {
+  const MatmulNode& conv = ProductOf(specs[0]);
   const auto& add = std::get<BinaryNode>(specs[1]);
-  const auto both = cuda::WithResidual(ProductOf(specs[0]), add, kConvFirst);
-  Require(both.has_value(), "a convolution and an addition that do not fit each other");
+  const auto both = cuda::WithResidual(conv, add, kConvFirst);
+  if (!both) {
+    Require(cuda::FusesTableSum(conv, nullptr, add, kConvFirst),
+            "a convolution and an addition that do not fit each other");
+    return cuda::PackTableSum(conv, nullptr, add, kConvFirst, device,
+                              tuner.ChooserFor(conv.conv, kMappedSumKey), packed);
+  }
   return cuda::PackConvAdd(*both, add, kConvFirst, device, tuner.ChooserFor(both->conv), packed);
 }
 
@@ -104,6 +115,22 @@ std::unique_ptr<cuda::PackedNode> PackMapped(Specs specs, const cuda::Device& de
   const MatmulNode& product = ProductOf(specs[0]);
   return cuda::PackMappedMatmul(product, std::get<LookupNode>(specs[1]), device,
                                 tuner.ChooserFor(product.conv, "mapped"), packed);
+}
+
+// ---- convolution + table + addition
+
+template <bool kTableFirst>
+bool FitsMappedSum(Specs specs, const cuda::Device&) {
+  return cuda::FusesTableSum(ProductOf(specs[0]), &std::get<LookupNode>(specs[1]),
+                             std::get<BinaryNode>(specs[2]), kTableFirst);
+}
+
+template <bool kTableFirst>
+std::unique_ptr<cuda::PackedNode> PackMappedSum(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                                std::span<const uint8_t> packed) {
+  const MatmulNode& conv = ProductOf(specs[0]);
+  return cuda::PackTableSum(conv, &std::get<LookupNode>(specs[1]), std::get<BinaryNode>(specs[2]),
+                            kTableFirst, device, tuner.ChooserFor(conv.conv, kMappedSumKey), packed);
 }
 
 // ---- quantize + convolution
@@ -173,6 +200,8 @@ constexpr PatternNode kAddedPairSecond[] = {
 constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
 constexpr PatternNode kMapped[] = {{Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kMappedGemm[] = {{Part::kGemm}, {Part::kLookup}};
+constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd}};
+constexpr PatternNode kMappedSumSecond[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
@@ -191,6 +220,10 @@ constexpr Fusion kFusions[] = {
     {"mapped", "a convolution and the table of its codes, as an activation is", kMapped, FitsMapped,
      PackMapped},
     {"mapped_product", "a matrix product and the table of its codes", kMappedGemm, FitsMapped, PackMapped},
+    {"mapped_sum", "a convolution, the table of its codes and the addition of what that has", kMappedSum,
+     FitsMappedSum<true>, PackMappedSum<true>},
+    {"mapped_sum_second", "the same, the table's codes the second operand", kMappedSumSecond,
+     FitsMappedSum<false>, PackMappedSum<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
     {"quantized_mapped", "the same and the table of its codes", kQuantizedMapped, FitsQuantizedMapped,
      PackQuantized},
@@ -202,7 +235,7 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -43,6 +43,10 @@ struct Fusion {
 // By which LOWBIT_CUDA_WITHOUT leaves out that tensors get channels (ep/region/channels.h).
 inline constexpr const char* kPaddedChannels = "padded_channels";
 
+// The same of convolutions that store channels in the tensors that Concat and Split would make of them
+// (ep/region/moves.h).
+inline constexpr const char* kStoredChannels = "stored_channels";
+
 // A node as patterns see it.
 struct FusedNode {
   std::string_view op;

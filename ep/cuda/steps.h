@@ -72,6 +72,15 @@ class CudaStep final : public Step {
   }
   std::optional<size_t> Overwrites() const override { return node_->Overwrites(); }
   std::vector<uint8_t> Packed() const override { return node_->Packed(); }
+  // As of Backend::Storing.
+  std::unique_ptr<const Step> Storing(std::span<const ChannelMove> moves, bool keeps_output) const {
+    return std::make_unique<CudaStep>(
+        node_->Storing(moves, keeps_output),
+        [output = output_, count = moves.size()](std::span<const TensorShape> fed) {
+          return output(fed.first(fed.size() - count));
+        },
+        key_);
+  }
   const cuda::PackedNode& Node() const { return *node_; }
   const std::string& Key() const { return key_; }
 

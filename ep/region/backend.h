@@ -113,6 +113,19 @@ class Backend {
     (void)first, (void)first_fed, (void)second, (void)second_fed;
     return nullptr;
   }
+  // Whether the step, fed `fed`, can store channels of what it makes in other tensors besides, or there alone.
+  virtual bool MayStore(const Step& step, std::span<const TensorShape> fed,
+                        std::span<const ChannelMove> moves) const {
+    (void)step, (void)fed, (void)moves;
+    return false;
+  }
+  // The step that does, where MayStore says so; it is fed the tensors behind its own. Where it does not keep its output,
+  // that is not written. Throws Error.
+  virtual std::unique_ptr<const Step> Storing(const Step& step, std::span<const ChannelMove> moves,
+                                              bool keeps_output) const {
+    (void)step, (void)moves, (void)keeps_output;
+    return nullptr;
+  }
   // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.
   virtual std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const {
     (void)graph, (void)node;

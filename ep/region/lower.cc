@@ -136,12 +136,14 @@ class Lowering {
     Named(node, [&] {
       if (node.domain == kDomain) {
         AppendFed(node, ReadLowBit(graph_, node).fed, op);
+        if (const auto spec = DecodeWithoutWeights(graph_, node)) op.moves = MovesOf(*spec);
         return;
       }
       const StandardNode standard = ReadStandard(graph_, node);
       AppendFed(node, FedInputs(standard, node.inputs.size()), op);
       if (const auto* reshape = std::get_if<ReshapeOp>(&standard)) op.reshape = *reshape;
       op.cut = CutOf(standard);
+      op.moves = MovesOf(standard);
     });
     op.nodes.push_back(&node);
     op.output = node.outputs[GivenOutput(node)];
@@ -150,6 +152,7 @@ class Lowering {
   LoweredOp LowerNode(size_t n) const {
     LoweredOp op;
     for (const Node* const node : GroupOf(n)) AppendNode(*node, op);
+    if (op.nodes.size() > 1) op.moves = nullptr;
     return op;
   }
 

@@ -12,6 +12,7 @@
 #include "ep/region/backend.h"
 #include "ep/region/decode.h"
 #include "ep/region/graph.h"
+#include "ep/region/moves.h"
 
 namespace lowbit::ep {
 
@@ -22,6 +23,7 @@ struct LoweredOp {
   std::vector<const Node*> nodes;    // one, or several that are fused
   std::optional<ReshapeOp> reshape;  // where it is set, `output` lies where `fed[0]` does
   CutFunction cut;                   // of a Slice and of a Split
+  MoveFunction moves;                // of one node that only moves channels
   std::vector<ValueId> fed;
   ValueId output = kAbsent;
   bool is_needed = true;  // where it is not, `nodes` is one node

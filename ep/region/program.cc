@@ -148,6 +148,7 @@ class Compiler {
       }
       made.reshape = std::move(op.reshape);
       made.cut = std::move(op.cut);
+      made.moves = std::move(op.moves);
       made.fed = std::move(op.fed);
       made.output = op.output;
     } catch (const Error& e) {

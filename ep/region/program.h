@@ -30,7 +30,8 @@ struct PlannedStep {
   std::shared_ptr<const StepPlan> plan;
   std::vector<Location> fed;
   std::vector<TensorShape> fed_shapes;  // what `plan` was made for
-  Location output;
+  Location output;          // that of the first of `stores` where those alone get what the step makes
+  size_t stores = 0;        // how many of `fed`, the last ones, are written, too
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   // Where it is set, one launch does this step and the next one, whose output shares no memory with what this
   // one reads. It takes no scratch memory.
@@ -43,6 +44,7 @@ struct RegionPlan {
   std::shared_ptr<const void> owner;
   std::vector<TensorShape> inputs, outputs;
   std::vector<PlannedStep> steps;
+  std::vector<std::shared_ptr<const Step>> storing;  // steps that Backend::Storing made
   size_t workspace_bytes = 0;
   std::vector<DeviceConstant> constants;
   std::string Text() const;  // a line per step

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -44,7 +45,9 @@ class Planner {
         offsets_(region_->values),
         leaves_(region_->values),
         homes_(region_->values),
-        lifetime_of_(region_->values) {
+        lifetime_of_(region_->values),
+        stores_(region_->ops.size()),
+        is_moved_(region_->ops.size()) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
             " inputs, got shapes of ", inputs.size());
     plan_.inputs.assign(inputs.begin(), inputs.end());
@@ -59,6 +62,7 @@ class Planner {
     PlaceGiven();
     InferShapes();
     PlaceOutputs();
+    FindStores();
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -170,6 +174,65 @@ class Planner {
     return {Location::Kind::kWorkspace, *index};
   }
 
+  // What a step stores in tensors that other nodes make of its output.
+  struct Stores {
+    std::vector<ChannelMove> moves;
+    std::vector<ValueId> tensors;
+    bool keeps_output = true;
+  };
+
+  // Steps that only move channels need not run where the steps that make what they are fed store it in their place.
+  void FindStores() {
+    const std::vector<CompiledRegion::Op>& ops = region_->ops;
+    std::vector<std::optional<size_t>> makers(region_->values);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].step != nullptr && !IsPiece(ops[i].output) && !IsEmpty(ops[i].output))
+        makers[At(ops[i].output)] = i;
+    }
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].moves && makers[At(ops[i].output)] == i) is_moved_[i] = StoreMoved(ops[i], makers);
+    }
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (!stores_[i].moves.empty()) stores_[i].keeps_output = IsRead(At(ops[i].output));
+    }
+  }
+
+  // Has all makers of what `op` moves store it, or none.
+  bool StoreMoved(const CompiledRegion::Op& op, const std::vector<std::optional<size_t>>& makers) {
+    const std::vector<ChannelMove> moves = op.moves(FedShapes(op));
+    if (moves.empty()) return false;
+    std::map<size_t, Stores> more;
+    for (size_t i = 0; i < moves.size(); ++i) {
+      const size_t fed = At(op.fed[i]), root = Root(op.fed[i]);
+      const std::optional<size_t> maker = makers[root];
+      if (!maker || is_moved_[*maker] || BytesOf(shapes_[fed]) != BytesOf(shapes_[root]) ||
+          shapes_[fed].dims.back() != shapes_[root].dims.back()) {
+        return false;
+      }
+      Stores& stores = more.try_emplace(*maker, stores_[*maker]).first->second;
+      stores.moves.push_back(moves[i]);
+      stores.tensors.push_back(op.output);
+    }
+    for (const auto& [maker, stores] : more) {
+      const CompiledRegion::Op& of = region_->ops[maker];
+      if (!region_->backend->MayStore(*of.step, FedShapes(of), stores.moves)) return false;
+    }
+    for (auto& [maker, stores] : more) stores_[maker] = std::move(stores);
+    return true;
+  }
+
+  // Whether a step that runs, or the caller, reads what lies there.
+  bool IsRead(size_t root) const {
+    if (leaves_[root]) return true;
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (op.step == nullptr || is_moved_[i] || IsPiece(op.output)) continue;
+      if (std::any_of(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == root; }))
+        return true;
+    }
+    return false;
+  }
+
   void AddStep(std::string_view name, std::span<const std::string> nodes, const Step& step,
                std::span<const ValueId> fed, std::span<const TensorShape> fed_shapes,
                const Location& output) {
@@ -195,8 +258,9 @@ class Planner {
 
   std::vector<const CompiledRegion::Op*> LastReaders() const {
     std::vector<const CompiledRegion::Op*> last(region_->values);
-    for (const CompiledRegion::Op& op : region_->ops) {
-      if (op.step == nullptr) continue;
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (op.step == nullptr || is_moved_[i]) continue;
       for (const ValueId id : op.fed) last[Root(id)] = &op;
     }
     return last;
@@ -221,16 +285,34 @@ class Planner {
   void AddSteps() {
     const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
     const CompiledRegion::Op* before = nullptr;  // of the last step, where that goes with no other yet
-    for (const CompiledRegion::Op& op : region_->ops) {
-      if (op.step == nullptr || IsPiece(op.output) || IsEmpty(op.output)) continue;
-      PlaceOver(op, last_readers);
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
+      const bool has_stores = !stores_[i].moves.empty();
+      if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
-        AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
-        before = before != nullptr && PutTogether(*before, op) ? nullptr : &op;
+        if (has_stores) {
+          AddStoringStep(op, stores_[i]);
+        } else {
+          AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
+        }
+        before = has_stores || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
     }
+  }
+
+  void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores) {
+    std::vector<ValueId> fed = op.fed;
+    fed.insert(fed.end(), stores.tensors.begin(), stores.tensors.end());
+    std::vector<TensorShape> shapes;
+    for (const ValueId id : fed) shapes.push_back(shapes_[At(id)]);
+    const Step& step =
+        *plan_.storing.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output));
+    AddStep(op.name, op.nodes, step, fed, shapes,
+            Use(stores.keeps_output ? op.output : stores.tensors.front()));
+    plan_.steps.back().stores = stores.tensors.size();
   }
 
   // The last two steps as one launch, where the back end can. What the second makes is then alive beside what
@@ -282,6 +364,8 @@ class Planner {
   std::vector<bool> leaves_;                        // what an output of the region lies in
   std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
+  std::vector<Stores> stores_;                      // by op
+  std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
   std::vector<size_t> copied_;                      // outputs that are copied at the end
   std::vector<std::vector<size_t>> fed_offsets_;    // by step: of what it is fed
   std::vector<Lifetime> lifetimes_;                 // of tensors and of the steps' scratch memory
@@ -290,6 +374,15 @@ class Planner {
 std::string PlaceText(const Location& place) {
   static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
   return kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+}
+
+std::span<const Location> FedOf(const PlannedStep& step) {
+  return std::span(step.fed).first(step.fed.size() - step.stores);
+}
+std::span<const Location> StoredOf(const PlannedStep& step) { return std::span(step.fed).last(step.stores); }
+
+void PrintPlaces(std::span<const Location> places, std::ostream& text) {
+  for (size_t i = 0; i < places.size(); ++i) text << (i == 0 ? "" : ", ") << JsonString(PlaceText(places[i]));
 }
 
 // The kernel of a step, or the one that does it together with the step before or behind it.
@@ -312,8 +405,10 @@ std::string RegionPlan::Text() const {
     const PlannedStep& step = steps[i];
     text << "  " << step.name << ": " << KernelText(steps, i)
          << (step.plan->IsMeasured() ? " (measured)" : "") << ", from";
-    for (const Location& fed : step.fed) text << ' ' << PlaceText(fed);
-    text << " to " << PlaceText(step.output) << '\n';
+    for (const Location& fed : FedOf(step)) text << ' ' << PlaceText(fed);
+    text << " to " << PlaceText(step.output);
+    for (const Location& stored : StoredOf(step)) text << ' ' << PlaceText(stored);
+    text << '\n';
   }
   return text.str();
 }
@@ -327,9 +422,14 @@ std::string RegionPlan::Json() const {
     for (size_t n = 0; n < step.nodes.size(); ++n) text << (n == 0 ? "" : ", ") << JsonString(step.nodes[n]);
     text << "], \"kernel\": " << JsonString(KernelText(steps, i))
          << (step.plan->IsMeasured() ? ", \"measured\": true" : "") << ", \"from\": [";
-    for (size_t f = 0; f < step.fed.size(); ++f)
-      text << (f == 0 ? "" : ", ") << JsonString(PlaceText(step.fed[f]));
-    text << "], \"to\": " << JsonString(PlaceText(step.output)) << '}';
+    PrintPlaces(FedOf(step), text);
+    text << "], \"to\": " << JsonString(PlaceText(step.output));
+    if (step.stores > 0) {
+      text << ", \"stores\": [";
+      PrintPlaces(StoredOf(step), text);
+      text << ']';
+    }
+    text << '}';
   }
   text << "]}\n";
   return text.str();

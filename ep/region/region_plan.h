@@ -26,6 +26,8 @@ struct CompiledRegion {
     std::unique_ptr<Step> step;
     // Set where the step takes a part of fed[0]: it need not run where that lies in one piece.
     CutFunction cut;
+    // Set where the step only moves channels: it need not run where who makes them stores them there.
+    MoveFunction moves;
     // No step and no reshape: nobody needs the output, whose shape only says whether the node could run.
     std::function<TensorShape(std::span<const TensorShape>)> shape;
     std::vector<ValueId> fed;

@@ -25,6 +25,7 @@ class FakeStep : public Step {
   virtual void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
                    uint8_t* scratch) const = 0;
   virtual size_t Scratch(std::span<const TensorShape> fed) const = 0;
+  virtual bool WritesOutput() const { return true; }
 };
 
 struct FakePlan final : StepPlan {
@@ -32,7 +33,7 @@ struct FakePlan final : StepPlan {
       : step(of),
         fed(shapes.begin(), shapes.end()),
         scratch(of.Scratch(shapes)),
-        y_bytes(Tensor(of.Output(fed)).bytes.size()) {}
+        y_bytes(of.WritesOutput() ? Tensor(of.Output(fed)).bytes.size() : 0) {}
   size_t WorkspaceBytes() const override { return scratch; }
   std::string Text() const override { return "fake"; }
   const FakeStep& step;
@@ -114,6 +115,65 @@ struct FakeCopyStep final : Planning<FakeStep> {
   }
 };
 
+// A part of the output of a Split.
+struct FakeCutStep final : Planning<FakeStep> {
+  explicit FakeCutStep(SplitOp of) : op(std::move(of)) {}
+  TensorShape Output(std::span<const TensorShape> fed) const override {
+    return OutputOf(StandardNode(op), fed);
+  }
+  size_t Scratch(std::span<const TensorShape>) const override { return 0; }
+  void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+           uint8_t*) const override {
+    Tensor x(fed[0]), out(Output(fed));
+    std::memcpy(x.bytes.data(), data[0], x.bytes.size());
+    std::vector<int64_t> begin, perm;
+    for (const SliceRange& range : RangesOf(op, fed[0].dims)) {
+      perm.push_back(static_cast<int64_t>(perm.size()));
+      begin.push_back(range.begin);
+    }
+    EvaluateMove(x, out, begin, perm);
+    std::memcpy(y, out.bytes.data(), out.bytes.size());
+  }
+  SplitOp op;
+};
+
+// A step that stores channels of what another makes elsewhere, too.
+struct FakeStoringStep final : Planning<FakeStep> {
+  FakeStoringStep(const FakeStep& of, std::span<const ChannelMove> what, bool keeps)
+      : base(of), moves(what.begin(), what.end()), keeps_output(keeps) {}
+  TensorShape Output(std::span<const TensorShape> fed) const override { return base.Output(Own(fed)); }
+  size_t Scratch(std::span<const TensorShape> fed) const override {
+    return base.Scratch(Own(fed)) + Tensor(Output(fed)).bytes.size();
+  }
+  bool WritesOutput() const override { return keeps_output; }
+  void Run(std::span<const TensorShape> fed, std::span<const void* const> data, void* y,
+           uint8_t* scratch) const override {
+    const Tensor out(Output(fed));
+    uint8_t* const made = scratch + base.Scratch(Own(fed));
+    base.Run(Own(fed), Own(data), made, scratch);
+    if (keeps_output) std::memcpy(y, made, out.bytes.size());
+    const int64_t channels = out.shape.dims.back();
+    for (size_t m = 0; m < moves.size(); ++m) {
+      const ChannelMove& move = moves[m];
+      auto* const to = static_cast<uint8_t*>(const_cast<void*>(data[Own(data).size() + m]));
+      for (int64_t pixel = 0; pixel < static_cast<int64_t>(out.bytes.size()) / channels; ++pixel) {
+        for (int64_t c = 0; c < move.count; ++c) {
+          const uint8_t code = made[pixel * channels + move.first + c];
+          to[pixel * move.channels + move.at + c] = move.table.empty() ? code : move.table[code];
+        }
+      }
+    }
+  }
+  std::optional<size_t> Overwrites() const override { return base.Overwrites(); }
+  template <typename T>
+  std::span<T> Own(std::span<T> fed) const {
+    return fed.first(fed.size() - moves.size());
+  }
+  const FakeStep& base;
+  std::vector<ChannelMove> moves;
+  bool keeps_output;
+};
+
 // Two steps at once.
 struct FakeTogether final : StepPlan {
   std::string Text() const override { return "fake together"; }
@@ -125,6 +185,7 @@ class FakeBackend : public Backend {
   bool fuses = false;
   bool overwrites = false;  // additions write over their second terms
   bool joins = false;       // runs steps together
+  bool stores = false;      // in up to three other tensors, besides or alone
   int64_t channel_multiple = 1;
   bool takes_float_regions = false;
   size_t max_instances = 3;
@@ -150,6 +211,14 @@ class FakeBackend : public Backend {
   std::shared_ptr<const StepPlan> PlanTogether(const Step&, std::span<const TensorShape>, const Step&,
                                                std::span<const TensorShape>) override {
     return joins ? std::make_shared<const FakeTogether>() : nullptr;
+  }
+  bool MayStore(const Step&, std::span<const TensorShape>,
+                std::span<const ChannelMove> moves) const override {
+    return stores && moves.size() <= 3;
+  }
+  std::unique_ptr<const Step> Storing(const Step& step, std::span<const ChannelMove> moves,
+                                      bool keeps_output) const override {
+    return std::make_unique<FakeStoringStep>(static_cast<const FakeStep&>(step), moves, keeps_output);
   }
   std::vector<size_t> PackedInputs(const Graph&, const Node& node) const override {
     return node.op == "LowBitLookup" ? std::vector<size_t>{1} : std::vector<size_t>{};
@@ -275,6 +344,8 @@ inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& gr
 
 inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                                      std::span<const uint8_t> packed) {
+  if (IsSplit(*nodes[0]))
+    return std::make_unique<FakeCutStep>(std::get<SplitOp>(ReadStandard(graph, *nodes[0])));
   if (nodes.size() == 1) {
     auto step = CreateNodeStep(graph, *nodes[0], packed);
     if (overwrites && nodes[0]->op == "LowBitAdd") step->overwrites = 1;

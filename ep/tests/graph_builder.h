@@ -92,8 +92,8 @@ class GraphBuilder {
     return AddNode("LowBitAdd", kDomain,
                    {a, Scale(0.5f), Zero(), b, Scale(0.25f), Zero(), Scale(0.5f), Zero()});
   }
-  ValueId Concat(const std::vector<ValueId>& parts) {
-    const std::vector<float> scales(parts.size(), 0.5f);
+  ValueId Concat(const std::vector<ValueId>& parts, float scale = 0.5f) {
+    const std::vector<float> scales(parts.size(), scale);
     const std::vector<int32_t> zeros(parts.size(), 0);
     const auto count = static_cast<int64_t>(parts.size());
     std::vector<ValueId> inputs = {AddConstant(ElementType::kFloat, scales, {count}),

@@ -145,6 +145,9 @@ struct RandomGraph {
   // One of the latest, so that most values are read.
   ValueId Pick() { return values_[values_.size() - 1 - random_() % std::min<size_t>(values_.size(), 6)]; }
 
+  // Of as many rows as the input has.
+  ValueId Sum() { return builder.Add(builder.graph.inputs[0], Pick()); }
+
   void AddNode() {
     switch (random_() % 6) {
       case 0:
@@ -161,8 +164,10 @@ struct RandomGraph {
         values_.push_back(builder.Reshape(builder.Reshape(Pick(), {0, 2, 3}), {-1, kChannels}));
         break;
       default:
-        wide_.push_back(builder.Lookup(
-            builder.Concat({builder.graph.inputs[0], builder.Add(builder.graph.inputs[0], Pick())}), 3));
+        wide_.push_back(builder.Lookup(builder.Concat({builder.graph.inputs[0], Sum()}), 3));
+        wide_.push_back(builder.Concat({Sum(), Sum()}, 0.25f));
+        for (const ValueId part : builder.Split(wide_.back(), -1, {kChannels, kChannels}))
+          values_.push_back(part);
     }
   }
 
@@ -178,6 +183,7 @@ void TestRandomGraphs() {
     auto fake = std::make_shared<FakeBackend>();
     fake->fuses = round % 2 == 0;
     fake->overwrites = round % 4 < 2;
+    fake->stores = round % 3 > 0;
     const auto on_fake = Program::Compile(graph, fake),
                on_cpu = Program::Compile(graph, CreateCpuBackend({}));
     for (const int64_t batch : {2, 1, 0, 5, 2}) {
@@ -283,6 +289,40 @@ void TestPartsInPlace() {
   const std::string error = ErrorOf([&] { steps({1, 6, 16}); });
   Expect(Contains(error, "Split") && Contains(error, "have the sizes [2, 3]"),
          "parts that are not all: " + error);
+}
+
+// A block of YOLO: what its convolutions make lies in the tensor that joins it, and where they read a part of it.
+void TestStoredChannels() {
+  std::mt19937 random(13);
+  GraphBuilder builder;
+  const ValueId x = builder.AddInput(), whole = builder.Add(x, x);
+  const std::vector<ValueId> parts = builder.Split(whole, -1, {2, 4});
+  const ValueId sum = builder.Add(parts[1], parts[1]), last = builder.Add(sum, sum);
+  builder.graph.outputs = {builder.Add(last, last), builder.Concat({whole, sum, last, last}, 0.25f)};
+  const std::vector<Tensor> inputs = {RandomTensor({3, 6}, random)};
+  for (const bool stores : {false, true}) {
+    auto fake = std::make_shared<FakeBackend>();
+    fake->stores = stores;
+    const auto program = Program::Compile(builder.graph, fake);
+    const auto plan = program->PlanFor(ShapesOf(inputs));
+    Expect(plan->steps.size() == (stores ? 4 : 6), "what moves channels alone is no step");
+    Expect(Equal(RunProgram(*program, inputs), Evaluate(builder.graph, inputs)),
+           "channels are where they belong");
+    Expect(fake->faults == 0, "no step writes where another tensor of it lies");
+    const std::string text = plan->Json();
+    Expect(Contains(text, "\"stores\"") == stores, "a plan says what is stored besides");
+    if (!stores) continue;
+    Expect(plan->steps[0].stores == 2 && plan->steps[0].output.at == plan->steps[1].fed[0].at,
+           "a tensor that nobody reads is not stored by itself");
+    Expect(plan->steps[1].stores == 1 && plan->steps[1].output.at == plan->steps[2].fed[0].at,
+           "one that is read is");
+  }
+  auto few = std::make_shared<FakeBackend>();
+  few->stores = true;
+  builder.graph.outputs.push_back(builder.Concat({last, last}));  // four places of one tensor
+  Expect(Equal(RunProgram(*Program::Compile(builder.graph, few), inputs), Evaluate(builder.graph, inputs)) &&
+             few->faults == 0,
+         "more places than a step has");
 }
 
 // Blocks with a shortcut around each: the sums lie where the shortcuts did.
@@ -1323,6 +1363,7 @@ int main() {
   TestRandomGraphs();
   TestParts();
   TestPartsInPlace();
+  TestStoredChannels();
   TestOverwriting();
   TestStepsTogether();
   TestErrorsNameTheNode();

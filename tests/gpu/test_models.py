@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -188,17 +189,18 @@ def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
     return f"{name}_dq"
 
 
-@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("between", ["rounding", "table", "nothing"])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("dims", [["N", 32, 6, 5], [1, 32, 6, 5], [1, 32, 1, 1], ["M", 32, 6, 5]])
-def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, rounds: bool) -> None:
-    """One convolution that rounds twice or once; two kernels where the other tensor has other dims.
+def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, between: str) -> None:
+    """One kernel that rounds as often as the file says; two where the other tensor has other dims.
 
     Args:
         dims: Of the tensor that is added.
         first: Whether what the convolution makes is the first operand.
-        rounds: Whether that is quantized before it is added.
+        between: What stands between the two: a quantizer, a function between two of them, nothing.
     """
+    rounds = between != "nothing"
     rng = np.random.default_rng(1)
     constants = {
         "s": np.float32(0.021), "z": np.int8(3), "t": np.float32(0.013),
@@ -211,6 +213,9 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     nodes.append(onnx.helper.make_node("DequantizeLinear", ["w", "w_s", "zero"], ["w_dq"]))
     nodes.append(onnx.helper.make_node("Conv", [x, "w_dq", "bias"], ["c"], pads=[1, 1, 1, 1]))
     made = _pair(nodes, "c", "t", "z") if rounds else "c"
+    if between == "table":
+        nodes.append(onnx.helper.make_node("Sigmoid", [made], ["gate"]))
+        made = _pair(nodes, "gate", "t", "z")
     nodes.append(onnx.helper.make_node("Add", [made, other] if first else [other, made], ["a"]))
     nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
     _pair(nodes, "relu", "y_s", "zero")
@@ -237,3 +242,56 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
                 on_gpu.run(None, feeds)
             continue
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{dims}, {sizes}")
+
+
+def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What convolutions make lies where Split and Concat would bring it; they add behind functions, too."""
+    rng = np.random.default_rng(5)
+    constants: dict[str, np.ndarray] = {
+        "zero": np.asarray(np.uint8(0)), "w_s": np.asarray(np.float32(0.004)),
+        "w_zero": np.asarray(np.int8(0)), "sizes": np.array([16, 32]),
+    }  # fmt: skip
+    nodes: list[onnx.NodeProto] = []
+
+    def quantized(name: str, scale: float, zero: int) -> str:
+        constants[f"{name}_s"] = np.asarray(np.float32(scale))
+        constants[f"{name}_z"] = np.asarray(np.uint8(zero))
+        return _pair(nodes, name, f"{name}_s", f"{name}_z")
+
+    def layer(x: str, name: str, channels: int, out: int, kernel: int, gate_scale: float) -> str:
+        constants[f"{name}_w"] = rng.integers(-127, 128, (out, channels, kernel, kernel)).astype(np.int8)
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}_w", "w_s", "w_zero"], [f"{name}_d"]))
+        pads = [kernel // 2] * 4
+        nodes.append(onnx.helper.make_node("Conv", [x, f"{name}_d"], [name], pads=pads))
+        made = quantized(name, 0.09, 131)
+        nodes.append(onnx.helper.make_node("HardSwish", [made], [f"{name}_g"]))
+        return quantized(f"{name}_g", gate_scale, 7)
+
+    whole = layer(quantized("x", 0.03, 120), "a", 16, 48, 1, 0.04)
+    nodes.append(onnx.helper.make_node("Split", [whole, "sizes"], ["first", "second"], axis=1))
+    first, second = quantized("first", 0.04, 7), quantized("second", 0.04, 7)
+    branch = layer(layer(second, "b", 32, 64, 3, 0.05), "c", 64, 32, 3, 0.06)
+    nodes.append(onnx.helper.make_node("Add", [second, branch], ["sum"]))
+    total = quantized("sum", 0.08, 30)
+    last = layer(total, "d", 32, 32, 3, 0.05)
+    nodes.append(onnx.helper.make_node("Concat", [first, second, total, last], ["joined"], axis=1))
+    out = layer(quantized("joined", 0.08, 30), "e", 112, 16, 1, 0.05)
+    graph = onnx.helper.make_graph(
+        nodes,
+        "block",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 16, "H", "W"])],
+        [onnx.helper.make_tensor_value_info(out, onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, 16, 9, 7), (3, 16, 5, 6)):
+        feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        plans = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+        (plan,) = [plan for plan in plans if plan["lowbit"] == "region"]
+        ops = [name for step in plan["steps"] for name in step["nodes"]]
+        assert sum("stores" in step for step in plan["steps"]) == 3
+        assert not [name for name in ops if "Concat" in name or "Split" in name]

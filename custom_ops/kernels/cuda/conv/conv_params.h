@@ -66,6 +66,15 @@ enum class Finish : int {
   kCappedIntegersOfTail
 };
 
+// Where codes of some channels are stored besides: in pixels of another tensor.
+struct PlaceParams {
+  uint8_t* y = nullptr;            // where the first pixel has the first of them
+  int pixel_bytes = 0;             // from pixel to pixel
+  int first = 0, last = 0;         // which ones, the last excluded; multiples of 16
+  const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
+};
+inline constexpr int kMostPlaces = 3;
+
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
@@ -131,6 +140,11 @@ struct EpilogueParams {
   const int32_t* border = nullptr;
   int border_pitch = 0;
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
+  // [256], the number for the byte of a code to which residuals are added, as Addition::kInTail has it. Null where
+  // they are added to the node's own codes, or by its tail.
+  const float* values = nullptr;
+  PlaceParams places[kMostPlaces];
+  int place_count = 0;
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;
@@ -142,8 +156,8 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
   if (e.sums == SumForm::kInteger) return Finish::kIntegers;
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.border != nullptr)
-    return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
+  if (e.table != nullptr || e.values != nullptr || e.border != nullptr || e.place_count > 0)
+    return e.has_residual && e.values == nullptr ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
@@ -179,7 +193,7 @@ struct ConvParams {
   const uint8_t* x = nullptr;        // codes, or the repacked input in the workspace
   const uint8_t* weights = nullptr;  // as the family reads them
   const void* residual = nullptr;
-  void* y = nullptr;
+  void* y = nullptr;                    // null where places alone get the codes
   int m = 0, n = 0, k = 0, groups = 1;  // k: bytes of one row, n: channels of one group
   EpilogueParams epilogue;
 };

@@ -43,6 +43,7 @@ struct ConvProblem {
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
   int32_t zero = 0;         // the code of real zero as the tile kernels see the input
   bool borders = false;     // EpilogueParams::border
+  bool has_places = false;  // EpilogueParams::places
 
   // Four times the code of real zero.
   uint32_t Fill() const { return static_cast<uint32_t>(zero & 255) * 0x01010101u; }

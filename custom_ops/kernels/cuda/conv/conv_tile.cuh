@@ -348,7 +348,7 @@ struct Chunks {
   const PixelOf& pixel_of;
   int thread;
 
-  // f(offset in the staged tile, index of the first element of y).
+  // f(offset in the staged tile, pixel, its first channel).
   template <typename F>
   __device__ __forceinline__ void ForEach(const F& f) const {
 #pragma unroll
@@ -356,10 +356,12 @@ struct Chunks {
       const int row = (thread + u * kThreads) / kInRow, column = (thread + u * kThreads) % kInRow * 16;
       const int pixel = pixel_of(row);
       if (pixel < 0 || at.n0 + column >= p.n) continue;
-      // Outputs are fewer than 2^31.
-      f(row * kStride + column,
-        static_cast<unsigned>(pixel * p.epilogue.out_channels + at.group * p.n + at.n0 + column));
+      f(row * kStride + column, pixel, at.group * p.n + at.n0 + column);
     }
+  }
+  // Of an element of y. Outputs are fewer than 2^31.
+  __device__ __forceinline__ unsigned Index(int pixel, int channel) const {
+    return static_cast<unsigned>(pixel * p.epilogue.out_channels + channel);
   }
 };
 
@@ -380,8 +382,10 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
   }
   const uint32_t staging = SharedAddress(shared + p.staging_offset);
   const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
-  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
-      [&](int offset, unsigned index) { CopyAsync<16>(staging + offset, residual + index); });
+  const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
+  chunks.ForEach([&](int offset, int pixel, int channel) {
+    CopyAsync<16>(staging + offset, residual + chunks.Index(pixel, channel));
+  });
 }
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
@@ -421,9 +425,14 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
     return reinterpret_cast<unsigned*>(staging + row * kStride + column);
   });
   SyncThreads<kThreads>(barrier);
-  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach([&](int offset, unsigned index) {
-    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
-        *reinterpret_cast<const uint4*>(staging + offset);
+  const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
+  chunks.ForEach([&](int offset, int pixel, int channel) {
+    const uint4 codes = *reinterpret_cast<const uint4*>(staging + offset);
+    if constexpr (kMayHavePlaces<kFinish>) {
+      StoreInPlaces(p.epilogue, pixel, channel, codes);
+      if (p.y == nullptr) return;
+    }
+    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + chunks.Index(pixel, channel)) = codes;
   });
 }
 
@@ -519,7 +528,8 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       } else {
         WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, channels, codes); });
       }
-      *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
+      StoreInPlaces(e, m, channel0 + column, codes[0]);
+      if (p.y != nullptr) *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }
     return;
   }

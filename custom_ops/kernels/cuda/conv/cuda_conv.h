@@ -70,24 +70,45 @@ struct CodeGrid {
   float scale = 1;
   int32_t zero_point = 0;
 };
+// Numbers, each of the byte of a code, and residuals, added as LowBitAdd adds them.
+struct ResidualSum {
+  std::vector<float> values;  // [256]
+  CodeGrid residuals, y;
+  int32_t lo = 0, hi = 255;  // of y's codes
+};
 // What a node's codes become before they are stored: float32, or the codes that a table has for their bytes, as
-// LowBitLookup has it; at most one of them, and the latter of no node that adds residuals.
+// LowBitLookup has it; at most one of them. Or, of no node that adds residuals itself, the sum of what stands for their
+// bytes (whose numbers `added` has; then the table is what is stored where the sum is another node's) and residuals.
 struct StoredAs {
   std::optional<CodeGrid> dequantized;
-  std::vector<uint8_t> table;  // [256] or empty
+  std::vector<uint8_t> table;        // [256] or empty
+  std::optional<ResidualSum> added;  // fits (FitsTableSum)
 };
 // `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
                                            std::span<const uint8_t> packed = {}, const StoredAs& stored = {});
 std::vector<uint8_t> SavePacked(const PackedConv& conv);
 
+// Where codes of some channels are stored besides: in pixels of another tensor. Channels are multiples of 16.
+struct ConvPlace {
+  int64_t first = 0, count = 0;    // of the node
+  int64_t at = 0, channels = 0;    // where the tensor has the first one, how many it has
+  const uint8_t* table = nullptr;  // [256] in the device's memory, which has what is stored for codes' bytes
+};
+struct ConvPlaces {
+  std::vector<ConvPlace> list;  // kMostPlaces (conv_params.h)
+  bool keeps_output = true;     // else codes are stored there alone
+};
+
 // Every configuration that computes this node exactly on this device, the cost model's choice first.
-std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape);
+std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape,
+                                         bool has_places = false);
 
 class ConvPlan;
 // Throws Error where `config` is none of the candidates or the shape is none of the node's.
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                         const std::optional<ConvConfig>& config = std::nullopt);
+                                         const std::optional<ConvConfig>& config = std::nullopt,
+                                         const ConvPlaces& places = {});
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
 // The codes before the residual is added, by the plain kernel.
@@ -100,9 +121,10 @@ size_t PlanWorkspaceBytes(const ConvPlan& plan);
 // Enqueues the node; re-entrant, and legal during graph capture. `x`, `residual` and `y` are device pointers
 // aligned to 16 bytes (the `x` of an image kernel to its elements), `workspace` has
 // PlanWorkspaceBytes bytes (null when that is 0) aligned to 256 and belongs to this launch until it is done.
-// `y` may lie where the residuals do.
+// `y` may lie where the residuals do, and is not written where places alone get the codes; `places`: the tensors of
+// these.
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
-                Queue& queue);
+                Queue& queue, std::span<void* const> places = {});
 
 // For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.

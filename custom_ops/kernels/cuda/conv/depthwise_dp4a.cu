@@ -68,7 +68,8 @@ __device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pix
       reinterpret_cast<unsigned*>(&out)[i] = codes[0];
     }
   });
-  *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = out;
+  StoreInPlaces(e, pixel, channel, out);
+  if (p.y != nullptr) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = out;
 }
 
 template <bool kSigned>

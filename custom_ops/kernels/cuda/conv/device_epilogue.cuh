@@ -28,6 +28,11 @@ __device__ __forceinline__ unsigned RoundedByte(float v, float lo, float hi) {
   return __float_as_uint(__fadd_rn(fminf(fmaxf(v, lo), hi), 12582912.0f));
 }
 
+// Whether residuals are added to the node's own codes or by its tail, not to what a table has for its codes.
+__device__ __forceinline__ bool AddsToCodes(const EpilogueParams& e) {
+  return e.has_residual && e.values == nullptr;
+}
+
 __device__ __forceinline__ int4 Plus(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
@@ -240,7 +245,7 @@ __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& 
   const auto one = [&](float sum, float scale, float bias) {
     const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse),
                 code = __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
-    if (e.has_residual) return code;
+    if (AddsToCodes(e)) return code;
     return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
   };
   return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
@@ -312,15 +317,49 @@ __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned cod
   return e.table[code & 255u];
 }
 
-// What is stored for each of some fours of codes.
+// What is stored for each of some fours of codes, and of residuals where these are added to a table's.
 template <int kCount>
-__device__ __forceinline__ void MapFours(const EpilogueParams& e, unsigned (&codes)[kCount]) {
-  if (e.table == nullptr) return;
+__device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned (&residuals)[kCount],
+                                         unsigned (&codes)[kCount]) {
+  if (e.values != nullptr) {
+    const auto value = [&](unsigned code) { return e.values[code & 255u]; };
 #pragma unroll
-  for (unsigned& four : codes) {
-    four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
+    for (int i = 0; i < kCount; ++i) {
+      const unsigned four = codes[i];
+      codes[i] = AddFour<Addition::kInTail, Rounding::kAny>(
+          e, make_float4(value(four), value(four >> 8), value(four >> 16), value(four >> 24)), residuals[i]);
+    }
+  } else if (e.table != nullptr) {
+#pragma unroll
+    for (unsigned& four : codes) {
+      four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
+    }
   }
 }
+
+// Stores neighbouring codes of a pixel (16, 4 or 1, as Unit is long) in their places.
+template <typename Unit>
+__device__ __forceinline__ void StoreInPlaces(const EpilogueParams& e, int64_t pixel, int channel,
+                                              const Unit& codes) {
+#pragma unroll 1
+  for (int i = 0; i < e.place_count; ++i) {
+    const PlaceParams& place = e.places[i];
+    if (channel < place.first || channel >= place.last) continue;
+    Unit stored = codes;
+    if (place.table != nullptr) {
+      uint8_t* const bytes = reinterpret_cast<uint8_t*>(&stored);
+#pragma unroll
+      for (int b = 0; b < static_cast<int>(sizeof(Unit)); ++b) bytes[b] = place.table[bytes[b]];
+    }
+    *reinterpret_cast<Unit*>(place.y + pixel * place.pixel_bytes + (channel - place.first)) = stored;
+  }
+}
+
+// Whether codes that are finished so may have places.
+template <Finish kFinish>
+inline constexpr bool kMayHavePlaces =
+    kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
 
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
@@ -340,8 +379,10 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
+      unsigned residuals[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
+        residuals[i] = codes[i];
         const float4 unrounded = MultiplyAdd(BitsAsFloats(sums[i]), channels.scale, channels.start);
         if constexpr (kRounding == Rounding::kBytes) {  // its codes have no sign
           codes[i] = UnsignedBytes(unrounded);
@@ -351,17 +392,21 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
           codes[i] = RoundFour<kRounding>(e, unrounded);
         }
       }
-      if constexpr (kMayMap<kFinish>) MapFours(e, codes);
+      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
     });
   };
   // round(first codes, residuals), four each.
   const auto with_first = [&]<First kFirst, bool kFloats, bool kRounds>(const auto& round) {
     f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
       float4 first[kCount];
+      unsigned residuals[kCount];
       FirstCodes<kFirst, kFloats, kRounds>(e, sums, channels, first);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) codes[i] = round(first[i], codes[i]);
-      if constexpr (kMayMap<kFinish>) MapFours(e, codes);
+      for (int i = 0; i < kCount; ++i) {
+        residuals[i] = codes[i];
+        codes[i] = round(first[i], codes[i]);
+      }
+      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
@@ -436,8 +481,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
     if (kIsAny && e.in_tail && e.sums == SumForm::kInteger) return integers_in_tail();
-    if (kIsAny && e.sums != SumForm::kInteger) return e.has_residual ? adding_floats() : rounding_floats();
-    if (kMayAdd && e.has_residual) {
+    if (kIsAny && e.sums != SumForm::kInteger) return AddsToCodes(e) ? adding_floats() : rounding_floats();
+    if (kMayAdd && AddsToCodes(e)) {
       if (kMayBeTail && e.on_lines) return adding_quickly.template operator()<First::kTail, true>();
       if constexpr (kFinish == Finish::kIntegersOfTail) return;
       if (e.addition != Addition::kAny)
@@ -524,17 +569,17 @@ __device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int 
   switch (static_cast<EpilogueKind>(e.kind)) {
     case EpilogueKind::kRequantize: {
       const int q = InnerCode(e, acc, scale);
-      return e.has_residual ? AddResidual(e, q, residual) : q;
+      return AddsToCodes(e) ? AddResidual(e, q, residual) : q;
     }
     case EpilogueKind::kThresholds: {
       const int q = ThresholdCode(e, acc, c);
-      return e.has_residual ? AddResidual(e, q, residual) : q;
+      return AddsToCodes(e) ? AddResidual(e, q, residual) : q;
     }
     default:
-      if (e.adds_behind_tail) {
+      if (e.adds_behind_tail || e.values != nullptr) {
         const int q =
-            RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, 0), e.inner_scale), e.zero_point, e.lo, e.hi);
-        return AddResidual(e, q, residual);
+            RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, 0), e.first_scale), e.zero_point, e.lo, e.hi);
+        return AddsToCodes(e) ? AddResidual(e, q, residual) : q;
       }
       return RoundToCode(__fdiv_rn(TailValue(e, acc, c, scale, residual), e.y_scale), e.y_zero_point, e.y_lo,
                          e.y_hi);
@@ -552,13 +597,19 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
   const int r = ResidualCode(e, residual, index);
   if (e.quantized_output) {
     auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
-    if (e.table != nullptr) code = static_cast<uint8_t>(Mapped(e, code));
+    if (e.values != nullptr) {
+      const float v = __fadd_rn(e.values[code], DequantizeCode(r, e.residual_scale, e.residual_zero_point));
+      code = static_cast<uint8_t>(RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi));
+    } else if (e.table != nullptr) {
+      code = static_cast<uint8_t>(Mapped(e, code));
+    }
     if (e.dequantizes) {
       const int value =
           e.output_signed ? static_cast<int>(static_cast<int8_t>(code)) : static_cast<int>(code);
       static_cast<float*>(y)[index] = DequantizeCode(value, e.output_scale, e.output_zero_point);
     } else {
-      static_cast<uint8_t*>(y)[index] = code;
+      StoreInPlaces(e, pixel, channel, code);
+      if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
     static_cast<float*>(y)[index] = TailValue(e, acc, channel, scale, r);

@@ -104,6 +104,21 @@ bool AllRise(const Epilogue& e) {
          std::all_of(e.dir.begin(), e.dir.end(), [](int32_t dir) { return dir > 0; });
 }
 
+// What stands for the residual that is zero, as the low bits of a float.
+float ResidualOffset(const EpilogueParams& p) {
+  return 0x1p23f + static_cast<float>((p.residual_signed ? 128 : 0) + p.residual_zero_point);
+}
+
+// What rounding sums needs to know of them.
+Epilogue AsEpilogue(const ResidualSum& sum) {
+  Epilogue e;
+  e.y_scale = sum.y.scale;
+  e.y_zero_point = sum.y.zero_point;
+  e.y_lo = sum.lo;
+  e.y_hi = sum.hi;
+  return e;
+}
+
 // Few sums decide then what a line must be, and nearly all channels have one.
 bool BecomeFewCodes(const Epilogue& e) {
   return e.kind == EpilogueKind::kRequantize && e.quantized_output && e.hi - e.lo < 16 &&
@@ -133,6 +148,18 @@ std::optional<TailSteps> StepsOf(const Epilogue& e) {
   if (at != e.tail.end() || !has_more || !HasLines(before) || !IsNormal(e.residual_scale))
     return std::nullopt;
   return steps;
+}
+
+bool FitsTableSum(const ResidualSum& sum) {
+  constexpr double kMost = 0x1p120;
+  const double of_residuals = 512.0 * static_cast<double>(sum.residuals.scale);
+  return sum.values.size() == 256 && IsNormal(sum.residuals.scale) && IsNormal(sum.y.scale) &&
+         std::all_of(sum.values.begin(), sum.values.end(),
+                     [&](float value) {
+                       const double most = std::fabs(static_cast<double>(value)) + of_residuals;
+                       return most < kMost && most < static_cast<double>(sum.y.scale) * 0x1p60;
+                     }) &&
+         InvertTailScale(AsEpilogue(sum)).has_value();
 }
 
 bool MayRoundFours(const Epilogue& e) { return HasLines(e) || StepsOf(e); }
@@ -256,6 +283,9 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   Require(stored.table.empty() || (stored.table.size() == 256 && spec.epilogue.quantized_output &&
                                    !spec.epilogue.has_residual && !stored.dequantized),
           "a table of ", stored.table.size(), " bytes stands behind a convolution that has no use for it");
+  Require(!stored.added || (spec.epilogue.quantized_output && !spec.epilogue.has_residual &&
+                            !stored.dequantized && !epilogue_.in_tail && FitsTableSum(*stored.added)),
+          "residuals are added behind a convolution that has no use for them");
   Int8Weights weights;
   ChannelConstants channels(static_cast<size_t>(g.out_channels));
   ImageHeader header;
@@ -294,13 +324,16 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
        (epilogue_.has_residual && epilogue_.addition == Addition::kAny))) {
     rounds_fours_ = false;
   }
-  rises_ = rounds_fours_ && !has_w_zero_ && !stored.dequantized && stored.table.empty() && header.rises != 0;
+  rises_ = rounds_fours_ && !has_w_zero_ && !stored.dequantized && stored.table.empty() && !stored.added &&
+           header.rises != 0;
 
   ConstantBuilder builder(image);
   builder.Add(sizeof header, [&](uint8_t* to) { std::memcpy(to, &header, sizeof header); });
   AddWeights(weights, builder);
   AddEpilogue(spec, weights, channels, builder);
   table_at_ = builder.Add(stored.table);
+  values_at_ = ConstantBuilder::kAbsent;
+  if (stored.added) AddTableSum(*stored.added, builder);
   border_at_ = ConstantBuilder::kAbsent;
   if (borders_) AddBorder(weights, builder);
   const std::span<const uint8_t> bytes = builder.Bytes();
@@ -325,7 +358,7 @@ const uint8_t* PackedConv::CellWeights() const {
   return rises_ && kCellWeights.applies(geometry_, x_, w_bits_, device_) ? WeightsIn(kCellWeights) : nullptr;
 }
 
-ConvProblem PackedConv::Problem(const ConvShape& shape) const {
+ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places) const {
   const ConvGeometry& g = geometry_;
   ConvProblem problem{shape.OutPixels(), g.GroupOut(), g.Taps() * channels_, g.group};
   problem.geometry = g;
@@ -356,7 +389,10 @@ ConvProblem PackedConv::Problem(const ConvShape& shape) const {
   problem.floats = requantizes && is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
-  problem.streams = problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded();
+  problem.has_places = has_places;
+  // What streams stores whole boxes of codes, as they are.
+  problem.streams =
+      problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded() && !has_places;
   return problem;
 }
 
@@ -385,7 +421,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     if (float_lines_) {
       p.epilogue.on_lines = true;
       p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.gain));
-      if (!p.epilogue.has_residual) p.epilogue.word_shift = 0;
+      if (!p.epilogue.has_residual || p.epilogue.values != nullptr) p.epilogue.word_shift = 0;
     }
     if (sum_form_ == SumForm::kFloatFromZero)
       p.epilogue.start = reinterpret_cast<const float*>(memory_.At(at_.start));
@@ -437,6 +473,23 @@ void PackedConv::AddBorder(const Int8Weights& weights, ConstantBuilder& builder)
       }
     }
   });
+}
+
+void PackedConv::AddTableSum(const ResidualSum& sum, ConstantBuilder& builder) {
+  values_at_ = builder.Add(sum.values);
+  EpilogueParams& p = epilogue_;
+  const Inverse inverse = InvertTailScale(AsEpilogue(sum)).value();
+  p.has_residual = true;
+  p.residual_signed = sum.residuals.is_signed;
+  p.residual_scale = sum.residuals.scale;
+  p.residual_zero_point = sum.residuals.zero_point;
+  p.residual_offset = ResidualOffset(p);
+  p.y_scale = sum.y.scale;
+  p.y_inverse = inverse.near;
+  p.y_inverse_rest = inverse.rest;
+  p.y_zero_point = sum.y.zero_point;
+  p.y_lo = sum.lo;
+  p.y_hi = sum.hi;
 }
 
 PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
@@ -661,7 +714,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
   p.unit_offset = units(-12582912.0 - static_cast<double>(p.unit_zero));
   p.unit_lo = units(e.lo - (e.hi - 256));
-  p.residual_offset = 0x1p23f + static_cast<float>((e.residual_signed ? 128 : 0) + e.residual_zero_point);
+  p.residual_offset = ResidualOffset(p);
   p.adds_behind_tail = e.adds_behind_tail;
   p.first_scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
   p.first_inverse = 1.0f / p.first_scale;
@@ -735,6 +788,7 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
   epilogue_.border = ints(border_at_);
+  epilogue_.values = floats(values_at_);
   epilogue_.table = table_at_ == ConstantBuilder::kAbsent ? nullptr : memory_.At(table_at_);
 }
 

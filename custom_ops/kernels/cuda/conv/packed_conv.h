@@ -29,6 +29,9 @@ struct TailSteps {
 std::optional<TailSteps> StepsOf(const Epilogue& epilogue);
 // Whether kernels may round four of its sums at once. PackedConv may find that they do not.
 bool MayRoundFours(const Epilogue& epilogue);
+// Whether residuals may be added to what a table has: no sum is infinite, and a multiplication by 1 / y's scale in two
+// parts gives the codes of the division.
+bool FitsTableSum(const ResidualSum& sum);
 // Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.
 bool MayRise(const Epilogue& epilogue);
 
@@ -63,7 +66,8 @@ class PackedConv {
   // Whether the tensor memory accelerator can fetch what the taps of pixels read.
   static bool FitsBoxes(const ConvSpec& spec);
 
-  ConvProblem Problem(const ConvShape& shape) const;
+  // has_places: codes are stored elsewhere besides (ConvPlaces).
+  ConvProblem Problem(const ConvShape& shape, bool has_places = false) const;
   // Everything but a launch's tensors. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.
@@ -92,6 +96,7 @@ class PackedConv {
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   void AddBorder(const Int8Weights& weights, ConstantBuilder& builder);
+  void AddTableSum(const ResidualSum& sum, ConstantBuilder& builder);
   ChannelConstants ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const;
   // The channels' lines. After SetEpilogue.
   void FitLines(const Epilogue& e, ChannelConstants& channels) const;
@@ -113,7 +118,7 @@ class PackedConv {
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
   WeightBits w_bits_;
-  size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, border_at_ = 0;
+  size_t weights_at_ = 0, plain_bias_at_ = 0, table_at_ = 0, values_at_ = 0, border_at_ = 0;
   std::vector<std::pair<const WeightLayout*, size_t>> own_weights_at_;
   Offsets at_ = {};
   SumForm sum_form_ = SumForm::kInteger;

@@ -15,15 +15,23 @@ namespace lowbit::cuda {
 class ConvPlan {
  public:
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config,
-           ConvLauncher launcher)
+           ConvLauncher launcher, const ConvPlaces& places)
       : conv_(std::move(conv)),
         shape_(shape),
         config_(config),
-        problem_(conv_->Problem(shape)),
+        places_(places),
+        problem_(conv_->Problem(shape, !places.list.empty())),
         traits_(RowOf(config).traits),
         shared_bytes_(std::max(SharedBytes(problem_, config), config.apart ? ApartBytes(conv_->On()) : 0)),
         params_(conv_->Params(shape, config)),
         launcher_(std::move(launcher)) {
+    for (const ConvPlace& place : places_.list) {
+      PlaceParams& p = params_.epilogue.places[params_.epilogue.place_count++];
+      p.pixel_bytes = static_cast<int>(place.channels);
+      p.first = static_cast<int>(place.first);
+      p.last = static_cast<int>(place.first + place.count);
+      p.table = place.table;
+    }
     if (!traits_.has_passes) return;
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
@@ -40,7 +48,10 @@ class ConvPlan {
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
 
-  void Launch(const void* x, const void* residual, void* y, void* workspace, Queue& queue) const {
+  void Launch(const void* x, const void* residual, void* y, void* workspace, Queue& queue,
+              std::span<void* const> places) const {
+    Require(places.size() == places_.list.size(), "a convolution stores codes in ", places_.list.size(),
+            " places, got ", places.size());
     if (params_.m == 0 || params_.n == 0) return;
     DeviceGuard guard(conv_->On().ordinal);
     LaunchOptions options{queue, conv_->On()};
@@ -50,7 +61,11 @@ class ConvPlan {
     ConvParams p = params_;
     p.x = static_cast<const uint8_t*>(x);
     p.residual = residual;
-    p.y = y;
+    p.y = places_.keeps_output ? y : nullptr;
+    for (size_t i = 0; i < places.size(); ++i) {
+      RequireAligned({places[i]});
+      p.epilogue.places[i].y = static_cast<uint8_t*>(places[i]) + places_.list[i].at;
+    }
     if (!traits_.has_passes) {
       Check(launcher_(p, options), "launching a convolution");
       return;
@@ -97,6 +112,7 @@ class ConvPlan {
   std::shared_ptr<const PackedConv> conv_;
   ConvShape shape_;
   ConvConfig config_;
+  ConvPlaces places_;
   ConvProblem problem_;
   ConvTraits traits_;
   int shared_bytes_;
@@ -113,8 +129,8 @@ std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& d
 
 std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
 
-std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape) {
-  return RankConfigs(conv.Problem(shape), conv.On());
+std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape, bool has_places) {
+  return RankConfigs(conv.Problem(shape, has_places), conv.On());
 }
 
 void RequireSize(const PackedConv& conv, const ConvShape& shape) {
@@ -124,16 +140,34 @@ void RequireSize(const PackedConv& conv, const ConvShape& shape) {
           " channels is too large for the GPU kernels");
 }
 
+void RequirePlaces(const PackedConv& conv, const ConvShape& shape, const ConvPlaces& places) {
+  Require(places.list.size() <= kMostPlaces && (places.keeps_output || !places.list.empty()),
+          "a convolution stores codes in ", places.list.size(), " places, expected at most ", kMostPlaces);
+  for (const ConvPlace& place : places.list) {
+    const bool fits = place.first >= 0 && place.count > 0 && place.at >= 0 &&
+                      place.first + place.count <= conv.Geometry().out_channels &&
+                      place.at + place.count <= place.channels &&
+                      (place.first | place.count | place.at | place.channels) % 16 == 0 &&
+                      shape.OutPixels() * place.channels <= kMaxBytes;
+    Require(fits && conv.EpilogueOf().quantized_output && !conv.EpilogueOf().dequantizes, "channels from ",
+            place.first, " on, ", place.count, " of them, have no place in ", place.channels, " from ",
+            place.at, " on");
+  }
+}
+
 std::shared_ptr<const ConvPlan> MakePlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                         const ConvConfig& config, ConvLauncher launcher) {
-  return std::make_shared<const ConvPlan>(std::move(conv), shape, config, std::move(launcher));
+                                         const ConvConfig& config, ConvLauncher launcher,
+                                         const ConvPlaces& places) {
+  return std::make_shared<const ConvPlan>(std::move(conv), shape, config, std::move(launcher), places);
 }
 
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                         const std::optional<ConvConfig>& config) {
+                                         const std::optional<ConvConfig>& config, const ConvPlaces& places) {
   RequireSize(*conv, shape);
-  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
-  const ConvProblem problem = conv->Problem(shape);
+  RequirePlaces(*conv, shape, places);
+  const bool has_places = !places.list.empty();
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, has_places);
+  const ConvProblem problem = conv->Problem(shape, has_places);
   if (config && std::find(candidates.begin(), candidates.end(), *config) == candidates.end()) {
     const std::string reason = RowOf(*config).refuse(problem, conv->On());
     Fail("configuration ", config->Text(), " does not apply to this node", reason.empty() ? "" : ": ", reason,
@@ -141,7 +175,7 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   }
   const ConvConfig& chosen = config.has_value() ? *config : candidates.front();
   ConvLauncher launcher = RowOf(chosen).launcher(problem, chosen, conv->On());
-  return MakePlan(std::move(conv), shape, chosen, std::move(launcher));
+  return MakePlan(std::move(conv), shape, chosen, std::move(launcher), places);
 }
 
 std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
@@ -153,6 +187,7 @@ std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const Packed
                   [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
                     EpilogueParams& e = p.epilogue;
                     e.has_residual = e.adds_behind_tail = false;
+                    e.values = nullptr;
                     e.y_scale = e.first_scale;
                     e.y_zero_point = e.zero_point;
                     e.y_lo = e.lo;
@@ -170,8 +205,8 @@ const ConvConfig& PlanConfig(const ConvPlan& plan) { return plan.Config(); }
 size_t PlanWorkspaceBytes(const ConvPlan& plan) { return plan.WorkspaceBytes(); }
 
 void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void* y, void* workspace,
-                Queue& queue) {
-  plan.Launch(x, residual, y, workspace, queue);
+                Queue& queue, std::span<void* const> places) {
+  plan.Launch(x, residual, y, workspace, queue, places);
 }
 
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,

@@ -11,6 +11,7 @@ namespace lowbit::cuda {
 void RequireSize(const PackedConv& conv, const ConvShape& shape);
 // `config`: one of the node's candidates.
 std::shared_ptr<const ConvPlan> MakePlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                         const ConvConfig& config, ConvLauncher launcher);
+                                         const ConvConfig& config, ConvLauncher launcher,
+                                         const ConvPlaces& places = {});
 
 }  // namespace lowbit::cuda

@@ -54,6 +54,17 @@ class PackedNode {
     static_cast<void>(fed);
     return std::nullopt;
   }
+  // Whether the node can store channels of what it makes in other tensors besides, or there alone.
+  virtual bool MayStore(std::span<const TensorShape> fed, std::span<const ChannelMove> moves) const {
+    static_cast<void>(fed), static_cast<void>(moves);
+    return false;
+  }
+  // The node that does, where MayStore says so: it is fed the tensors behind its own. Where it does not keep its output,
+  // that is not written. Throws Error.
+  virtual std::unique_ptr<PackedNode> Storing(std::span<const ChannelMove> moves, bool keeps_output) const {
+    static_cast<void>(moves), static_cast<void>(keeps_output);
+    return nullptr;
+  }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }
@@ -119,6 +130,13 @@ std::optional<MatmulNode> WithResidual(const MatmulNode& conv, const BinaryNode&
 std::unique_ptr<PackedNode> PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add,
                                         bool conv_first, const Device& device, ConvChooser choose,
                                         std::span<const uint8_t> packed = {});
+// A convolution, the LowBitLookup with one table that alone reads it, and the LowBitAdd that alone reads that: as
+// PackConvAdd, with the codes of the table. Or `lookup` is null, and the addition has a function of its second operand,
+// which the convolution makes. made_first: what is made is the first operand.
+bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add, bool made_first);
+std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
+                                         const BinaryNode& add, bool made_first, const Device& device,
+                                         ConvChooser choose, std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.

@@ -1,9 +1,11 @@
 // Matrix products of the node family as nodes: dims to images, packed constants, a plan per shape.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -34,12 +36,16 @@ ConvShape ImagesOf(const ConvGeometry& geometry, const MatmulLayout& layout,
   return InferConvShape(geometry, ElementCount(all.first(static_cast<size_t>(axis))), 1, 1);
 }
 
-NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residual) {
-  const auto launch = [plan, has_residual](const Run& run) {
-    const size_t expected = has_residual ? 2 : 1;
+// The tensors of places are fed behind what is read.
+NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residual, size_t places = 0) {
+  const auto launch = [plan, has_residual, places](const Run& run) {
+    const size_t expected = (has_residual ? 2 : 1) + places;
     Require(run.fed.size() == expected, "a convolution was fed ", run.fed.size(), " tensors, expected ",
             expected);
-    LaunchConv(*plan, run.fed[0], has_residual ? run.fed[1] : nullptr, run.y, run.workspace, run.queue);
+    std::array<void*, kMostPlaces> stored = {};
+    for (size_t i = 0; i < places; ++i) stored[i] = const_cast<void*>(run.fed[expected - places + i]);
+    LaunchConv(*plan, run.fed[0], has_residual ? run.fed[1] : nullptr, run.y, run.workspace, run.queue,
+               std::span(stored).first(places));
   };
   return MakePlan(PlanConfig(*plan).Text(), launch, PlanWorkspaceBytes(*plan));
 }
@@ -58,13 +64,56 @@ NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int6
                   scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
 }
 
+// Channels of codes that other tensors get, with the tables in a device's memory.
+class StoredChannels {
+ public:
+  StoredChannels() = default;
+  StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
+    places_.keeps_output = keeps_output;
+    std::vector<uint8_t> tables;
+    for (const ChannelMove& move : moves) tables.insert(tables.end(), move.table.begin(), move.table.end());
+    if (!tables.empty()) {
+      const DeviceGuard guard(device.ordinal);
+      auto memory = std::make_shared<DeviceMemory>();
+      memory->Upload(tables.data(), tables.size(), device);
+      tables_ = std::move(memory);
+    }
+    size_t at = 0;
+    for (const ChannelMove& move : moves) {
+      const uint8_t* const table = move.table.empty() ? nullptr : tables_->At(at);
+      places_.list.push_back({move.first, move.count, move.at, move.channels, table});
+      at += move.table.size();
+    }
+  }
+
+  size_t Count() const { return places_.list.size(); }
+  const ConvPlaces& Where() const { return places_; }
+  const std::shared_ptr<const DeviceMemory>& Tables() const { return tables_; }
+  // What a choice of kernels depends on.
+  std::string Text() const {
+    if (places_.list.empty()) return "";
+    std::string text = places_.keeps_output ? " stores" : " moves";
+    for (const ConvPlace& place : places_.list) {
+      text += " " + std::to_string(place.first) + "+" + std::to_string(place.count) + ">" +
+              std::to_string(place.at) + "/" + std::to_string(place.channels) +
+              (place.table != nullptr ? "t" : "");
+    }
+    return text;
+  }
+
+ private:
+  ConvPlaces places_;
+  std::shared_ptr<const DeviceMemory> tables_;
+};
+
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
                std::span<const uint8_t> packed, const StoredAs& stored = {})
       : geometry_(node.conv.geometry),
         layout_(node.layout),
-        has_residual_(node.conv.epilogue.has_residual),
+        has_residual_(node.conv.epilogue.has_residual || stored.added),
+        is_link_(!stored.added),
         choose_(std::move(choose)),
         conv_(PackConv(node.conv, device, packed, stored)) {}
 
@@ -75,15 +124,32 @@ class PackedMatmul final : public PackedNode {
     Require(!fed.empty(), "a convolution was fed no tensor");
     const ConvShape shape = ShapeOf(fed[0]);
     const auto plan = [&](const std::optional<ConvConfig>& config) {
-      return PlanOf(PlanConv(conv_, shape, config), has_residual_);
+      return Hold(PlanOf(PlanConv(conv_, shape, config, stored_.Where()), has_residual_, stored_.Count()),
+                  stored_.Tables());
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
-    return plan(
-        choose_({ShapeText(shape), CandidateConfigs(*conv_, shape), plan, {fed.begin(), fed.end()}, y}));
+    return plan(choose_({ShapeText(shape) + stored_.Text(),
+                         CandidateConfigs(*conv_, shape, stored_.Count() > 0),
+                         plan,
+                         {fed.begin(), fed.end()},
+                         y}));
+  }
+  bool MayStore(Shapes, std::span<const ChannelMove> moves) const override {
+    const EpilogueParams& e = conv_->EpilogueOf();
+    return e.quantized_output && !e.dequantizes && conv_->Geometry().out_channels % 16 == 0 &&
+           moves.size() <= kMostPlaces &&
+           std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
+             return (move.first | move.count | move.at | move.channels) % 16 == 0;
+           });
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    auto storing = std::make_unique<PackedMatmul>(*this);
+    storing->stored_ = StoredChannels(moves, keeps_output, conv_->On());
+    return storing;
   }
   std::optional<ChainLink> Link(Shapes fed) const override {
-    if (fed.empty()) return std::nullopt;
+    if (fed.empty() || !is_link_) return std::nullopt;
     return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
   }
   // A tile's residuals are read by the block that stores its codes, before it does.
@@ -95,16 +161,17 @@ class PackedMatmul final : public PackedNode {
  private:
   ConvGeometry geometry_;
   MatmulLayout layout_;
-  bool has_residual_;
+  bool has_residual_, is_link_;
   ConvChooser choose_;
   std::shared_ptr<const PackedConv> conv_;
+  StoredChannels stored_;
 };
 
 class PackedConvAdd final : public PackedNode {
  public:
   PackedConvAdd(const MatmulNode& node, const BinaryNode& add, bool conv_first, const Device& device,
-                ConvChooser choose, std::span<const uint8_t> packed)
-      : fused_(node, device, std::move(choose), packed),
+                ConvChooser choose, std::span<const uint8_t> packed, const StoredAs& stored = {})
+      : fused_(node, device, std::move(choose), packed, stored),
         made_type_((conv_first ? add.spec.a_signed : add.spec.b_signed) ? ElementType::kInt8
                                                                         : ElementType::kUInt8) {
     BinaryNode other_first = add;
@@ -128,6 +195,12 @@ class PackedConvAdd final : public PackedNode {
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
     return fused_.Link(fed);
+  }
+  bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
+    return fed.size() == 2 && MadeOf(fed).dims == fed[1].dims && fused_.MayStore(fed, moves);
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    return fused_.Storing(moves, keeps_output);
   }
   std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
 
@@ -274,6 +347,29 @@ PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, c
   return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
 
+// The numbers that an addition takes what a product makes for, by the bytes of the product's codes: what a table
+// between them has, or the addition's own function of its second operand. Nothing where neither is there.
+std::optional<ResidualSum> TableSumOf(const LookupNode* lookup, const BinaryNode& add, bool made_first) {
+  const BinarySpec& spec = add.spec;
+  const bool has_function = !spec.b_table.empty();
+  if (spec.kind != BinaryKind::kAdd || !spec.quantizer.quantized || (has_function && made_first) ||
+      (!has_function && lookup == nullptr) || (lookup != nullptr && lookup->channels != 1)) {
+    return std::nullopt;
+  }
+  CodeGrid made{spec.a_signed, spec.a_scale, spec.a_zero_point},
+      residuals{spec.b_signed, spec.b_scale, spec.b_zero_point};
+  if (!made_first) std::swap(made, residuals);
+  const Quantizer& y = spec.quantizer;
+  ResidualSum sum{{}, residuals, {y.is_signed, y.scale, y.zero_point}, y.lo, y.hi};
+  for (size_t i = 0; i < 256; ++i) {
+    const uint8_t byte = lookup != nullptr ? lookup->table[i] : static_cast<uint8_t>(i);
+    const int32_t code = made.is_signed ? static_cast<int8_t>(byte) : byte;
+    sum.values.push_back(has_function ? spec.b_table[byte]
+                                      : DequantizeCode(code, made.scale, made.zero_point));
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::string ShapeText(const ConvShape& shape) {
@@ -337,6 +433,25 @@ PackedNodePtr PackConvAdd(const MatmulNode& with_residual, const BinaryNode& add
   return std::make_unique<PackedConvAdd>(with_residual, add, conv_first, device, std::move(choose), packed);
 }
 
+bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add, bool made_first) {
+  const Epilogue& e = conv.conv.epilogue;
+  if (conv.layout.is_gemm || conv.layout.spatial > 2 || !e.quantized_output || e.has_residual || StepsOf(e))
+    return false;
+  const std::optional<ResidualSum> sum = TableSumOf(lookup, add, made_first);
+  return sum && FitsTableSum(*sum) &&
+         (made_first ? add.spec.a_signed : add.spec.b_signed) ==
+             (lookup != nullptr ? lookup->y_signed : e.y_signed);
+}
+
+PackedNodePtr PackTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add,
+                           bool made_first, const Device& device, ConvChooser choose,
+                           std::span<const uint8_t> packed) {
+  return std::make_unique<PackedConvAdd>(conv, add, made_first, device, std::move(choose), packed,
+                                         StoredAs{{},
+                                                  lookup != nullptr ? lookup->table : std::vector<uint8_t>(),
+                                                  TableSumOf(lookup, add, made_first)});
+}
+
 PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
                                const ResidualPairChoosers& choosers, std::span<const uint8_t> packed) {
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
@@ -363,7 +478,7 @@ PackedNodePtr PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& 
                                 std::span<const uint8_t> packed) {
   if (!FusesQuantize(quantize, conv, device)) return nullptr;
   return PackPixels(quantize, conv, nullptr, device, packed,
-                    StoredAs{{}, lookup ? lookup->table : std::vector<uint8_t>()});
+                    StoredAs{{}, lookup ? lookup->table : std::vector<uint8_t>(), {}});
 }
 
 bool FusesPool(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode& pool,
@@ -390,7 +505,7 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
   const AffineSpec& grid = dequantize.spec;
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
-      StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}});
+      StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}, {}});
 }
 
 bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
@@ -401,7 +516,7 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
 PackedNodePtr PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup, const Device& device,
                                ConvChooser choose, std::span<const uint8_t> packed) {
   return std::make_unique<PackedMatmul>(matmul, device, std::move(choose), packed,
-                                        StoredAs{{}, lookup.table});
+                                        StoredAs{{}, lookup.table, {}});
 }
 
 PackedNodePtr PackMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,

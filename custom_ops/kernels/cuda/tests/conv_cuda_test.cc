@@ -15,8 +15,10 @@
 #include <iostream>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -360,6 +362,23 @@ class Generator : public cuda::Draws {
     return chain;
   }
 
+  // Of codes' numbers or of any, and residuals; many of the former are ties.
+  cuda::ResidualSum Sum() {
+    cuda::ResidualSum sum;
+    const bool is_exact = Coin();
+    const auto scale = [&] {
+      return is_exact ? static_cast<float>(Int(10, 99)) / 1280.0f : Real(0.01f, 0.1f);
+    };
+    for (cuda::CodeGrid* const grid : {&sum.residuals, &sum.y}) {
+      *grid = {Coin(), scale(), 0};
+      Range(grid->is_signed, grid->zero_point, sum.lo, sum.hi);  // y's are last
+    }
+    const float of_codes = scale();
+    for (int i = 0; i < 256; ++i)
+      sum.values.push_back(is_exact ? static_cast<float>(Int(-128, 127)) * of_codes : Real(-10.0f, 10.0f));
+    return sum;
+  }
+
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
   // take.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
@@ -677,6 +696,71 @@ cuda::PixelQuantizer MakePixels(const ConvSpec& spec, const ConvShape& s, Genera
   return quantizer;
 }
 
+// The code of the definition (lowbit.ops) of two bytes.
+uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
+  const int32_t r = sum.residuals.is_signed ? static_cast<int8_t>(residual) : residual;
+  const float v = sum.values[code] + DequantizeCode(r, sum.residuals.scale, sum.residuals.zero_point);
+  return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
+}
+
+// Tensors, some channels of which are a node's codes or what tables have for them.
+class Places {
+ public:
+  Places() = default;
+  Places(Generator& generator, int64_t channels, const std::vector<uint8_t>& codes) {
+    where_.keeps_output = generator.Coin();
+    for (int64_t i = generator.Int(1, cuda::kMostPlaces); i > 0; --i) {
+      const int64_t runs = channels / 16;
+      cuda::ConvPlace place;
+      place.first = 16 * generator.Int(0, runs - 1);
+      place.count = 16 * generator.Int(1, runs - place.first / 16);
+      place.at = 16 * generator.Int(0, 3);
+      place.channels = place.at + place.count + 16 * generator.Int(0, 2);
+      std::vector<uint8_t> table;
+      if (generator.Coin()) {
+        table = generator.Codes({8, Encoding::kUnsigned}, 256);
+        auto& memory = tables_.emplace_back(std::make_unique<DeviceBuffer>(table.size()));
+        Check(cudaMemcpy(memory->Get(), table.data(), table.size(), cudaMemcpyHostToDevice), "copy a table");
+        place.table = static_cast<const uint8_t*>(memory->Get());
+      }
+      std::vector<uint8_t>& tensor = expected_.emplace_back(
+          codes.size() / static_cast<size_t>(channels) * static_cast<size_t>(place.channels), uint8_t{0xA5});
+      for (size_t k = 0; k < codes.size(); ++k) {
+        const int64_t pixel = static_cast<int64_t>(k) / channels,
+                      channel = static_cast<int64_t>(k) % channels - place.first;
+        if (channel < 0 || channel >= place.count) continue;
+        tensor[static_cast<size_t>(pixel * place.channels + place.at + channel)] =
+            table.empty() ? codes[k] : table[codes[k]];
+      }
+      memory_.push_back(std::make_unique<DeviceBuffer>(tensor.size()));
+      tensors_.push_back(memory_.back()->Get());
+      where_.list.push_back(place);
+    }
+  }
+
+  const cuda::ConvPlaces& Where() const { return where_; }
+  std::span<void* const> Tensors() const { return tensors_; }
+  void Poison() const {
+    for (size_t i = 0; i < tensors_.size(); ++i)
+      Check(cudaMemset(tensors_[i], 0xA5, expected_[i].size()), "poison");
+  }
+  int64_t CountWrong() const {
+    int64_t wrong = 0;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      std::vector<uint8_t> found(expected_[i].size());
+      Check(cudaMemcpy(found.data(), tensors_[i], found.size(), cudaMemcpyDeviceToHost), "copy a place");
+      for (size_t k = 0; k < found.size(); ++k) wrong += found[k] != expected_[i][k] ? 1 : 0;
+    }
+    return wrong;
+  }
+
+ private:
+  cuda::ConvPlaces where_;
+  std::vector<std::unique_ptr<DeviceBuffer>> tables_, memory_;
+  std::vector<std::vector<uint8_t>> expected_;
+  std::vector<void*> tensors_;
+};
+
 // Returns whether all configurations agree.
 bool TestNode(const Node& node, Generator& generator, const cuda::Device& device,
               std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -708,9 +792,16 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
       std::memcpy(&values[i * 4], &value, 4);
     }
     expected = std::move(values);
-  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.3)) {
+  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.45)) {
     stored.table = generator.Codes({8, Encoding::kUnsigned}, 256);
-    for (uint8_t& code : expected) code = stored.table[code];
+    if (!cuda::StepsOf(spec.epilogue) && generator.Coin()) {
+      stored.added = generator.Sum();
+      residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
+      for (size_t i = 0; i < expected.size(); ++i)
+        expected[i] = Added(*stored.added, expected[i], residual[i]);
+    } else {
+      for (uint8_t& code : expected) code = stored.table[code];
+    }
   }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
@@ -721,7 +812,10 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     lean.weights.clear();
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
-  std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s);
+  Places places;
+  if (spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 && generator.Coin(0.3))
+    places = Places(generator, g.out_channels, expected);
+  std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s, !places.Where().list.empty());
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   if (configs.size() > most) {
     for (size_t i = 1; i + 1 < configs.size(); ++i) {
@@ -743,11 +837,12 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   }
   bool equal = true;
   std::vector<std::shared_ptr<const cuda::ConvPlan>> plans;
-  for (const auto& config : configs) plans.push_back(cuda::PlanConv(packed, s, config));
+  for (const auto& config : configs) plans.push_back(cuda::PlanConv(packed, s, config, places.Where()));
   const size_t from_codes = plans.size();
   const bool has_image =
       std::any_of(configs.begin(), configs.end(), [](const auto& c) { return c.kernel == &cuda::kImageRow; });
-  if (quantizer.has_value() && has_image) plans.push_back(cuda::PlanPixels(packed, s, *quantizer));
+  if (quantizer.has_value() && has_image && places.Where().list.empty())
+    plans.push_back(cuda::PlanPixels(packed, s, *quantizer));
   for (size_t i = 0; i < plans.size(); ++i) {
     const auto& plan = plans[i];
     const bool from_floats = i >= from_codes;
@@ -756,11 +851,13 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     const bool overlap = generator.Coin();
     Check(cudaMemset(workspace.Get(), 0xA5, cuda::PlanWorkspaceBytes(*plan)), "poison");
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
+    places.Poison();
     const void* const from = from_floats ? device_floats.Get() : device_x.Get();
     Run(
         [&](cuda::Queue& queue, bool moved) {
           cuda::LaunchConv(*plan, moved ? elsewhere.Get() : from, residual.empty() ? nullptr : device_r.Get(),
-                           moved ? elsewhere.Get() : device_y.Get(), workspace.Get(), queue);
+                           moved ? elsewhere.Get() : device_y.Get(), workspace.Get(), queue,
+                           places.Tensors());
         },
         generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
         overlap && device.capability >= 90);
@@ -773,8 +870,10 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
                                                     : config.split == cuda::Split::kCluster ? " cluster"
                                                                                             : " workspace")];
     ++counts.runs;
-    int64_t wrong = 0, first = -1;
-    if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
+    int64_t wrong = places.CountWrong(), first = -1;
+    if (!places.Where().keeps_output) {  // nothing is written
+      wrong += std::count_if(found.begin(), found.end(), [](uint8_t b) { return b != 0xA5; });
+    } else if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
       const int64_t width = static_cast<int64_t>(y_bytes) / outputs;
       for (int64_t i = 0; i < outputs; ++i) {
         if (std::memcmp(&expected[static_cast<size_t>(i * width)], &found[static_cast<size_t>(i * width)],
@@ -797,7 +896,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
               << " encodings " << static_cast<int>(spec.x.encoding) << "/"
               << static_cast<int>(spec.w.encoding) << " bits " << spec.x.bits << "/" << spec.w.bits
               << " epilogue " << static_cast<int>(spec.epilogue.kind) << " residual "
-              << spec.epilogue.has_residual << "\n";
+              << spec.epilogue.has_residual << " places " << places.Where().list.size() << "\n";
   }
   return equal;
 }

@@ -1,0 +1,22 @@
+// Nodes that only move channels of tensors of codes, each code to one that a table has for it: who makes such a tensor
+// may store it at once where they would.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/nodes.h"
+#include "core/nodes/standard_nodes.h"
+
+namespace lowbit::ep {
+
+// What comes from each fed tensor, in their order: all of the node's output. Nothing at shapes where there is more to the
+// node.
+using MoveFunction = std::function<std::vector<ChannelMove>(std::span<const TensorShape> fed)>;
+
+// Null for nodes that do something else.
+MoveFunction MovesOf(const NodeSpec& node);
+MoveFunction MovesOf(const StandardNode& node);
+
+}  // namespace lowbit::ep
