@@ -274,4 +274,27 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 
+// It shares memory and semaphores with nobody.
+cudaError_t cudaImportExternalMemory(cudaExternalMemory_t*, const cudaExternalMemoryHandleDesc*) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaExternalMemoryGetMappedBuffer(void**, cudaExternalMemory_t,
+                                              const cudaExternalMemoryBufferDesc*) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaDestroyExternalMemory(cudaExternalMemory_t) { return cudaErrorNotSupported; }
+cudaError_t cudaImportExternalSemaphore(cudaExternalSemaphore_t*, const cudaExternalSemaphoreHandleDesc*) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaDestroyExternalSemaphore(cudaExternalSemaphore_t) { return cudaErrorNotSupported; }
+cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t*,
+                                            const cudaExternalSemaphoreWaitParams*, unsigned, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaSignalExternalSemaphoresAsync(const cudaExternalSemaphore_t*,
+                                              const cudaExternalSemaphoreSignalParams*, unsigned,
+                                              cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+
 }  // extern "C"
