@@ -108,25 +108,16 @@ int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& d
   return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
 }
 
-// One slot where every block has one patch, else two, as of halo.
 void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
-  const HaloLine line = LineOf(problem);
-  const int planes = problem.w_bits.planes, bits = Bits(problem);
-  for (const int tile_n : {64, 128}) {
-    const int64_t columns = CeilDiv(problem.n, tile_n);
-    if (columns > kMaxColumns || (tile_n > 64 && (problem.n <= 64 || planes * bits > 2))) continue;
-    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, planes, bits); ++tiles) {
-      for (const int slots : {1, 2}) {
-        const ConvConfig config{&kBitsRow, 64 * tiles, tile_n, slots};
-        if (line.Rows(config.tile_m) > kMaxHaloRows || SharedBytesOf(problem, config) > device.shared_bytes)
-          continue;
-        const int64_t patches = CeilDiv(line.tiles, tiles),
-                      at_once = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors;
-        if (slots == 1 ? patches * columns <= at_once : Blocks(problem, config, device) < patches)
-          out.push_back(config);
-      }
-    }
-  }
+  constexpr int kWidths[] = {64, 128};
+  AddPatchConfigs(
+      problem,
+      {.row = &kBitsRow,
+       .widths = kWidths,
+       .most_tiles = [&](int n) { return MaxBitTiles(n, problem.w_bits.planes, Bits(problem)); },
+       .shared_bytes = [&](const ConvConfig& config) { return SharedBytesOf(problem, config); },
+       .at_once = [&](const ConvConfig& config) { return BlocksAtOnce(problem, config, device); }},
+      device, out);
 }
 
 // That of halo, but for the products: a warpgroup reads 16 KB of pixels a step, 128 bytes a clock, while the

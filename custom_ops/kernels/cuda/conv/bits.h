@@ -26,8 +26,9 @@ constexpr int BitsOfInstance(int planes, int x_bits) {
   const int bits = planes > 1 ? std::max(2, x_bits) : x_bits;
   return bits > 2 ? 4 : bits;
 }
-// Tiles of a patch, one for each warpgroup: as many as registers allow.
+// Tiles of a patch, one for each warpgroup: as many as registers allow. Wide ones have few products alone.
 constexpr int MaxBitTiles(int tile_n, int planes, int x_bits) {
+  if (tile_n > 64 && planes * x_bits > 2) return 0;
   const int sums = (planes + x_bits - 1) * tile_n / 2;
   return sums <= 32 ? 4 : sums <= 96 ? 2 : 1;
 }

@@ -40,66 +40,42 @@ __global__ void __launch_bounds__(kTileM * 2)
     }
   };
 
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
-  }
-  WaitForPredecessors();
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (at.k_begin + s < at.k_end) activations.Load(tiles + s * kBytes);
-    CommitCopies();
-  }
-  // They count with the first tile of the loop below.
-  FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
-
   int counts[kBlocks][kPowers][4] = {}, ones[kBits][4] = {};
   const int row = warp * 16 + lane / 4, quarter = lane % 4;
-  int stage = 0;
-  for (int k_tile = at.k_begin; k_tile < at.k_end; ++k_tile) {
-    WaitForCopies<kStages - 2>();
-    __syncthreads();
-    const int next = k_tile + kStages - 1;
-    if (next < at.k_end) {
-      const int target = stage == 0 ? kStages - 1 : stage - 1;
-      load_weights(next, target);
-      activations.Load(tiles + target * kBytes);
-    }
-    CommitCopies();
-    const uint8_t* const tile_a = shared + stage * kBytes;
-    const uint8_t* const tile_b = tile_a + kBytesA + lane / 4 * kHalfBytes + quarter * 4;
-    unsigned a[kBits][2];
+  WalkTiles<kStages>(
+      at, load_weights, [&](int stage) { activations.Load(tiles + stage * kBytes); },
+      [&] { FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m}); },
+      [&](int k_tile, int stage) {
+        const uint8_t* const tile_a = shared + stage * kBytes;
+        const uint8_t* const tile_b = tile_a + kBytesA + lane / 4 * kHalfBytes + quarter * 4;
+        unsigned a[kBits][2];
 #pragma unroll
-    for (int below = 0; below < 2; ++below) {
-      const int at_row = row + below * 8;
-      const auto chunk = [&](int i) {
-        return *reinterpret_cast<const uint4*>(tile_a + at_row * kRowBytes +
-                                               (((quarter * 2 + i) ^ (at_row % 8)) << 4));
-      };
-      unsigned planes[kBits];
-      SliceCodes(chunk(0), chunk(1), planes);
+        for (int below = 0; below < 2; ++below) {
+          const int at_row = row + below * 8;
+          const auto chunk = [&](int i) {
+            return *reinterpret_cast<const uint4*>(tile_a + at_row * kRowBytes +
+                                                   (((quarter * 2 + i) ^ (at_row % 8)) << 4));
+          };
+          unsigned planes[kBits];
+          SliceCodes(chunk(0), chunk(1), planes);
 #pragma unroll
-      for (int i = 0; i < kBits; ++i) a[i][below] = planes[i];
-    }
-    // Units behind the last channel hold anything.
-    const unsigned all = (k_tile * 4 + quarter) * kBitUnit < p.k ? ~0u : 0u;
+          for (int i = 0; i < kBits; ++i) a[i][below] = planes[i];
+        }
+        // Units behind the last channel hold anything.
+        const unsigned all = (k_tile * 4 + quarter) * kBitUnit < p.k ? ~0u : 0u;
 #pragma unroll
-    for (int i = 0; i < kBits; ++i) MultiplyBits(ones[i], a[i], all);
+        for (int i = 0; i < kBits; ++i) MultiplyBits(ones[i], a[i], all);
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+        for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        const unsigned b =
-            *reinterpret_cast<const unsigned*>(tile_b + plane * kPlaneBytes + block * 8 * kHalfBytes);
+          for (int plane = 0; plane < kPlanes; ++plane) {
+            const unsigned b =
+                *reinterpret_cast<const unsigned*>(tile_b + plane * kPlaneBytes + block * 8 * kHalfBytes);
 #pragma unroll
-        for (int i = 0; i < kBits; ++i) MultiplyBits(counts[block][i + plane], a[i], b);
-      }
-    }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  LetSuccessorsStart();
-  WaitForCopies<0>();
-  __syncthreads();
+            for (int i = 0; i < kBits; ++i) MultiplyBits(counts[block][i + plane], a[i], b);
+          }
+        }
+      });
 
   const int of_codes[] = {SumOfPowers<kBits>(ones, 0) * p.w_lowest, SumOfPowers<kBits>(ones, 2) * p.w_lowest};
   const auto sum = [&](int block, int i) {

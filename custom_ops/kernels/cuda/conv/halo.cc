@@ -87,6 +87,27 @@ int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_onc
   return static_cast<int>(config.stages == 1 ? patches : std::clamp<int64_t>(most, 1, patches));
 }
 
+// One slot where every block has one patch, else two: the next patch is fetched while one is multiplied.
+void AddPatchConfigs(const ConvProblem& problem, const PatchFamily& family, const Device& device,
+                     std::vector<ConvConfig>& out) {
+  const HaloLine line = LineOf(problem);
+  for (const int tile_n : family.widths) {
+    const int64_t columns = CeilDiv(problem.n, tile_n);
+    if (columns > kMaxColumns || (tile_n > family.widths.front() && problem.n <= tile_n / 2)) continue;
+    for (int tiles = 1; tiles <= family.most_tiles(tile_n); ++tiles) {
+      for (const int slots : {1, 2}) {
+        const ConvConfig config{family.row, 64 * tiles, tile_n, slots};
+        if (line.Rows(config.tile_m) > kMaxHaloRows || family.shared_bytes(config) > device.shared_bytes)
+          continue;
+        const int64_t patches = CeilDiv(line.tiles, tiles), at_once = family.at_once(config);
+        if (slots == 1 ? patches * columns <= at_once * device.multiprocessors
+                       : PatchBlocks(problem, config, static_cast<int>(at_once), device) < patches)
+          out.push_back(config);
+      }
+    }
+  }
+}
+
 namespace {
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
@@ -114,24 +135,16 @@ int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& d
   return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
 }
 
-// One slot where every block has one patch, else two: the next patch is fetched while one is multiplied.
 void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
-  const HaloLine line = LineOf(problem);
-  for (const int tile_n : {32, 64, 128}) {
-    const int64_t columns = CeilDiv(problem.n, tile_n);
-    if (columns > kMaxColumns || (tile_n > 32 && problem.n <= tile_n / 2)) continue;
-    for (int tiles = 1; tiles <= MaxHaloTiles(tile_n); ++tiles) {
-      for (const int slots : {1, 2}) {
-        const ConvConfig config{&kHaloRow, 64 * tiles, tile_n, slots};
-        if (line.Rows(config.tile_m) > kMaxHaloRows || SharedBytesOf(problem, config) > device.shared_bytes)
-          continue;
-        const int64_t patches = CeilDiv(line.tiles, tiles),
-                      at_once = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors;
-        if (slots == 1 ? patches * columns <= at_once : Blocks(problem, config, device) < patches)
-          out.push_back(config);
-      }
-    }
-  }
+  constexpr int kWidths[] = {32, 64, 128};
+  AddPatchConfigs(
+      problem,
+      {.row = &kHaloRow,
+       .widths = kWidths,
+       .most_tiles = MaxHaloTiles,
+       .shared_bytes = [&](const ConvConfig& config) { return SharedBytesOf(problem, config); },
+       .at_once = [&](const ConvConfig& config) { return BlocksAtOnce(problem, config, device); }},
+      device, out);
 }
 
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {

@@ -2,6 +2,10 @@
 // line of places that halo and windows lay an image out in.
 #pragma once
 
+#include <functional>
+#include <span>
+#include <vector>
+
 #include "kernels/cuda/conv/launch.h"
 
 namespace lowbit::cuda {
@@ -49,6 +53,16 @@ HaloLine LineOf(const ConvProblem& problem);
 // Of a grid along m, with so many blocks at once on a multiprocessor: as many as run at once, each with as many tiles
 // or one less; with one slot, one for every patch.
 int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_once, const Device& device);
+// A family of kernels that keep patches.
+struct PatchFamily {
+  const ConvRow* row;
+  std::span<const int> widths;                // channels of its tiles
+  std::function<int(int tile_n)> most_tiles;  // of a patch; 0: there are no tiles of that width
+  std::function<int(const ConvConfig& config)> shared_bytes,
+      at_once;  // of a block; blocks of a multiprocessor
+};
+void AddPatchConfigs(const ConvProblem& problem, const PatchFamily& family, const Device& device,
+                     std::vector<ConvConfig>& out);
 // What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
 // row.
 HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bool slabs_first);
