@@ -118,7 +118,7 @@ void Provider::Fill() {
         Self(ep).fault_ = "out of memory";
         ClaimAnyNode(graph, claims);
       } catch (const Error& e) {
-        // Such as weights that cannot be read, which nothing else misses where the model is compiled.
+        // Weights that cannot be read, for one. A compiled model cannot run without its regions.
         if (!HoldsContextNode(graph)) throw;
         Self(ep).fault_ = e.what();
         ClaimAnyNode(graph, claims);

@@ -326,7 +326,7 @@ std::string WhyUnfit(std::string_view compiled, std::string_view here) {
   }
   std::string why;
   AppendText(why, "the model was compiled for '", compiled, "', this is '", here, "' (", differences,
-             "); compile the model that it was made from again, here");
+             "); compile it again here, from the model that it was made from");
   return why;
 }
 
