@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lowbit.quantizer.prepare import prepare
 from onnx import numpy_helper
 
 from tests.quantize.networks import images, inverted, random_network, residual
+from tests.quantize.test_refusals import tokens
 from tests.support import stock_run
 
 Array = npt.NDArray[Any]
@@ -89,6 +91,37 @@ def test_models_that_do_not_belong_together(tmp_path: Path) -> None:
         read_network(given, cleaned(inverted(), tmp_path))
     with pytest.raises(LowBitError, match="no layer whose weights are codes"):
         read_network(residual(), residual())
+
+
+def test_a_product_of_tokens_has_its_bias_in_an_add(tmp_path: Path) -> None:
+    network = read(tokens(), tmp_path, "w8a8")
+    (layer,) = (layer for layer in network.layers.values() if layer.bias and "MatMul" in layer.node)
+    assert layer.bias_codes.shape == (12,)
+
+
+def test_quantized_models_of_other_forms(tmp_path: Path) -> None:
+    """What `lowbit quantize` does not write: each is refused by the name of the node."""
+    given, exact = quantized(residual(), "w8a8"), cleaned(residual(), tmp_path)
+
+    def refuses(edit: Callable[[onnx.ModelProto], None], message: str) -> None:
+        model = onnx.ModelProto()
+        model.CopyFrom(given)
+        edit(model)
+        with pytest.raises(LowBitError, match=message):
+            read_network(model, exact)
+
+    def zero_points(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name.endswith("weight.zero_point"):
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 1, tensor.name))
+
+    def other_weights(model: onnx.ModelProto) -> None:
+        named = (t for t in model.graph.initializer if t.name.endswith("weight.codes"))
+        tensor = next(tensor for tensor in named if len(tensor.dims) > 2)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[..., :1], tensor.name))
+
+    refuses(zero_points, "its weights have zero points, expected none")
+    refuses(other_weights, r"has weights of the shape \[.*, 1\], in the float model")
 
 
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

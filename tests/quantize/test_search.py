@@ -15,6 +15,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from lowbit.cli import cli
+from lowbit.cli.common import Out
+from lowbit.cli.search import _print as print_search
 from lowbit.errors import LowBitError
 from lowbit.inspection.search_html import render
 from lowbit.measure import bench
@@ -322,6 +324,22 @@ def test_a_drop_is_met_with_the_least_bytes() -> None:
     assert result.report.chosen.bytes < max(point.bytes for point in result.report.points)
 
 
+@pytest.mark.parametrize("percent", [12, 0.01])
+def test_a_drop_between_two_points_is_met_by_single_groups(percent: float) -> None:
+    b = Builder(4)
+    x = b.conv("x", 4)
+    for channels in (8, 8, 4):
+        x = b.conv(b.node("Relu", [x]), channels)  # no classes: the error itself is the drop
+    given = (b.model(x), images())
+    if percent < 1:
+        with pytest.raises(LowBitError, match=r"cannot be met with weights of .* the best candidate has"):
+            lowbit.search(*given, target=f"drop={percent}%", minimize="size", **QUICK)
+        return
+    report = lowbit.search(*given, target=f"drop={percent}%", minimize="size", **QUICK).report
+    cheaper = [point for point in report.points if point.bytes < report.chosen.bytes]
+    assert report.chosen.drop <= percent / 100 < min(point.drop for point in cheaper)
+
+
 def test_labels_decide_what_a_drop_is() -> None:
     result = lowbit.search(
         short(), images(), target="drop=20%", minimize="size", judge={"x": images(20, seed=9)},
@@ -375,6 +393,16 @@ def test_the_command_and_its_page(tmp_path: Path) -> None:
     assert "Pareto front" in text
     assert "<polyline" in text
     assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "q.html", "q.onnx", "q.yaml", "x.npy"}
+
+
+def test_the_table_of_the_command(plain: SearchResult, capsys: pytest.CaptureFixture[str]) -> None:
+    print_search(Out("table", 1), plain.report, Path("q.onnx"))
+    text = capsys.readouterr().out
+    assert "Pareto front" in text
+    assert all(group.name in text for group in plain.report.groups)
+    run = CliRunner().invoke(cli, ["search", "m.onnx", "-o", "q.onnx", "--target", SIZE, "--bits", "two"])
+    assert run.exit_code == 2
+    assert "expected numbers such as 2,3,4,8, got 'two'" in run.output
 
 
 def test_names_on_the_page_are_escaped(plain: SearchResult) -> None:

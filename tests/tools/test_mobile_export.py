@@ -10,10 +10,12 @@ from pathlib import Path
 import lowbit
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from lowbit.deploy import mobile
 from lowbit.deploy.operators import forms_of
+from lowbit.deploy.ort_file import _narrow_tensors
 from lowbit.proto.feeds import random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
@@ -212,6 +214,31 @@ def test_elements_below_8_bits_are_refused_by_name(converted, tmp_path):
     )
     assert "INT4 'table', read by DequantizeLinear 'dequantize_table'" in result.stderr
     assert not (tmp_path / "app").exists()
+
+
+def test_narrow_elements_are_found_wherever_they_are():
+    """In attributes, in subgraphs, and as what a node computes."""
+    narrow = helper.make_tensor("narrow", TensorProto.INT4, [2], [1, 2])
+    inner = helper.make_graph(
+        [helper.make_node("Cast", ["narrow"], ["z"], to=TensorProto.FLOAT)], "then", [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])], [narrow],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Constant", [], ["c"], "constant", value=narrow),
+        helper.make_node("Cast", ["x"], ["q"], "cast", to=TensorProto.INT4),
+        helper.make_node("If", ["b"], ["y"], "branch", then_branch=inner, else_branch=inner),
+    ]
+    values = {
+        name: helper.make_tensor_value_info(name, kind, [2])
+        for name, kind in {"x": TensorProto.FLOAT, "q": TensorProto.INT4, "s": TensorProto.STRING}.items()
+    }
+    values["b"] = helper.make_tensor_value_info("b", TensorProto.BOOL, [])
+    graph = helper.make_graph(nodes, "g", [values["x"], values["b"], values["s"]], [values["q"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    told = list(_narrow_tensors(ir.from_proto(model)))
+    assert any("attribute 'value' of Constant 'constant'" in text for text in told)
+    assert any("'narrow' in a subgraph of If 'branch'" in text for text in told)
+    assert any("output 'q' of Cast 'cast'" in text for text in told)
 
 
 def test_converted_models_hold_no_narrow_elements(tmp_path):

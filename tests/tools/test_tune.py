@@ -380,6 +380,12 @@ def test_clear_forgets_what_all_builds_measured(converted, slowest_wins, cache):
     assert "nothing" in run("--clear").stderr
 
 
+def test_choices_that_nobody_takes_are_told(converted, slowest_wins, monkeypatch):
+    monkeypatch.setenv("LOWBIT_TUNE", "off")
+    report = lowbit.tune(converted)
+    assert "LOWBIT_TUNE is off: sessions do not take measured choices" in report.warnings
+
+
 def test_wrong_usage_is_one_line(tmp_path):
     assert "--clear" in run(code=2).stderr
     assert "no such file" in run(tmp_path / "missing.onnx", code=2).stderr
