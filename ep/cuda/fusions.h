@@ -43,7 +43,7 @@ struct Fusion {
 // By which LOWBIT_CUDA_WITHOUT leaves out that tensors get channels (ep/region/channels.h).
 inline constexpr const char* kPaddedChannels = "padded_channels";
 
-// The same of convolutions that store channels in the tensors that Concat and Split would make of them
+// The same of steps that store channels in the tensors that Concat and Split would make of them
 // (ep/region/moves.h).
 inline constexpr const char* kStoredChannels = "stored_channels";
 

@@ -250,7 +250,9 @@ def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     constants: dict[str, np.ndarray] = {
         "zero": np.asarray(np.uint8(0)), "w_s": np.asarray(np.float32(0.004)),
         "w_zero": np.asarray(np.int8(0)), "sizes": np.array([16, 32]),
+        "double": np.array([1, 1, 2, 2], np.float32),
     }  # fmt: skip
+    nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     nodes: list[onnx.NodeProto] = []
 
     def quantized(name: str, scale: float, zero: int) -> str:
@@ -275,7 +277,20 @@ def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     total = quantized("sum", 0.08, 30)
     last = layer(total, "d", 32, 32, 3, 0.05)
     nodes.append(onnx.helper.make_node("Concat", [first, second, total, last], ["joined"], axis=1))
-    out = layer(quantized("joined", 0.08, 30), "e", 112, 16, 1, 0.05)
+    pooled = [layer(quantized("joined", 0.08, 30), "e", 112, 16, 1, 0.05)]
+    for name in ("pool", "again"):
+        nodes.append(
+            onnx.helper.make_node("MaxPool", [pooled[-1]], [name], kernel_shape=[5, 5], pads=[2, 2, 2, 2])
+        )
+        pooled.append(quantized(name, 0.05, 7))
+    nodes.append(onnx.helper.make_node("Concat", pooled, ["pyramid"], axis=1))
+    small = layer(quantized("pyramid", 0.05, 7), "f", 48, 32, 1, 0.04)
+    larger = []
+    for name, x, scale in (("one", small, 0.04), ("two", pooled[1], 0.05)):
+        nodes.append(onnx.helper.make_node("Resize", [x, "", "double"], [name], mode="nearest", **nearest))
+        larger.append(quantized(name, scale, 7))
+    nodes.append(onnx.helper.make_node("Concat", larger, ["scales"], axis=1))
+    out = layer(quantized("scales", 0.06, 5), "g", 48, 16, 1, 0.05)
     graph = onnx.helper.make_graph(
         nodes,
         "block",
@@ -293,5 +308,5 @@ def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
         plans = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
         (plan,) = [plan for plan in plans if plan["lowbit"] == "region"]
         ops = [name for step in plan["steps"] for name in step["nodes"]]
-        assert sum("stores" in step for step in plan["steps"]) == 3
+        assert sum("stores" in step for step in plan["steps"]) == 8
         assert not [name for name in ops if "Concat" in name or "Split" in name]

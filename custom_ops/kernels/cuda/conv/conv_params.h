@@ -66,7 +66,7 @@ enum class Finish : int {
   kCappedIntegersOfTail
 };
 
-// Where codes of some channels are stored besides: in pixels of another tensor.
+// Where codes of some channels are stored besides: in pixels of another tensor (StoreInPlaces).
 struct PlaceParams {
   uint8_t* y = nullptr;            // where the first pixel has the first of them
   int pixel_bytes = 0;             // from pixel to pixel

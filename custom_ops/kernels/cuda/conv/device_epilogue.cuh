@@ -7,6 +7,7 @@
 #include "core/activation.h"
 #include "core/conv.h"
 #include "kernels/cuda/conv/conv_params.h"
+#include "kernels/cuda/conv/places.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 
 namespace lowbit::cuda {
@@ -334,24 +335,6 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned
     for (unsigned& four : codes) {
       four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
     }
-  }
-}
-
-// Stores neighbouring codes of a pixel (16, 4 or 1, as Unit is long) in their places.
-template <typename Unit>
-__device__ __forceinline__ void StoreInPlaces(const EpilogueParams& e, int64_t pixel, int channel,
-                                              const Unit& codes) {
-#pragma unroll 1
-  for (int i = 0; i < e.place_count; ++i) {
-    const PlaceParams& place = e.places[i];
-    if (channel < place.first || channel >= place.last) continue;
-    Unit stored = codes;
-    if (place.table != nullptr) {
-      uint8_t* const bytes = reinterpret_cast<uint8_t*>(&stored);
-#pragma unroll
-      for (int b = 0; b < static_cast<int>(sizeof(Unit)); ++b) bytes[b] = place.table[bytes[b]];
-    }
-    *reinterpret_cast<Unit*>(place.y + pixel * place.pixel_bytes + (channel - place.first)) = stored;
   }
 }
 

@@ -64,48 +64,6 @@ NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int6
                   scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
 }
 
-// Channels of codes that other tensors get, with the tables in a device's memory.
-class StoredChannels {
- public:
-  StoredChannels() = default;
-  StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
-    places_.keeps_output = keeps_output;
-    std::vector<uint8_t> tables;
-    for (const ChannelMove& move : moves) tables.insert(tables.end(), move.table.begin(), move.table.end());
-    if (!tables.empty()) {
-      const DeviceGuard guard(device.ordinal);
-      auto memory = std::make_shared<DeviceMemory>();
-      memory->Upload(tables.data(), tables.size(), device);
-      tables_ = std::move(memory);
-    }
-    size_t at = 0;
-    for (const ChannelMove& move : moves) {
-      const uint8_t* const table = move.table.empty() ? nullptr : tables_->At(at);
-      places_.list.push_back({move.first, move.count, move.at, move.channels, table});
-      at += move.table.size();
-    }
-  }
-
-  size_t Count() const { return places_.list.size(); }
-  const ConvPlaces& Where() const { return places_; }
-  const std::shared_ptr<const DeviceMemory>& Tables() const { return tables_; }
-  // What a choice of kernels depends on.
-  std::string Text() const {
-    if (places_.list.empty()) return "";
-    std::string text = places_.keeps_output ? " stores" : " moves";
-    for (const ConvPlace& place : places_.list) {
-      text += " " + std::to_string(place.first) + "+" + std::to_string(place.count) + ">" +
-              std::to_string(place.at) + "/" + std::to_string(place.channels) +
-              (place.table != nullptr ? "t" : "");
-    }
-    return text;
-  }
-
- private:
-  ConvPlaces places_;
-  std::shared_ptr<const DeviceMemory> tables_;
-};
-
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
@@ -138,10 +96,7 @@ class PackedMatmul final : public PackedNode {
   bool MayStore(Shapes, std::span<const ChannelMove> moves) const override {
     const EpilogueParams& e = conv_->EpilogueOf();
     return e.quantized_output && !e.dequantizes && conv_->Geometry().out_channels % 16 == 0 &&
-           moves.size() <= kMostPlaces &&
-           std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
-             return (move.first | move.count | move.at | move.channels) % 16 == 0;
-           });
+           StoredChannels::Fit(moves);
   }
   PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
     auto storing = std::make_unique<PackedMatmul>(*this);

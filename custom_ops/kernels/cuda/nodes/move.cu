@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/cuda/conv/places.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
 #include "kernels/cuda/nodes/node_support.h"
 
@@ -46,6 +47,10 @@ struct GatherParams : Tensors<uint8_t, uint8_t> {  // count: vectors of y
   unsigned base = 0;        // elements
   uint32_t fill = 0;        // four bytes of padding
   GatherDim dim[kMaxDims];  // innermost first, which counts vectors
+  // Of codes; y is null where places alone get them.
+  PlaceParams places[kMostPlaces];
+  int place_count = 0;
+  FastDivisor by_pixel;  // vectors of a pixel, where there are places
 };
 
 template <int kBytes, int kDims>
@@ -65,7 +70,13 @@ __global__ void __launch_bounds__(kThreads) Gather(const __grid_constant__ Gathe
   }
   Codes<kBytes> codes = Splat<kBytes>(p.fill);
   if (inside) codes = LoadCodes<kBytes>(p.x + static_cast<int64_t>(offset) * p.element);
-  StoreCodes(p.y + static_cast<int64_t>(vector) * kBytes, codes);
+  if constexpr (kBytes > 1) {  // channels of places come in runs
+    if (p.place_count > 0) {
+      const auto [pixel, column] = Divided(vector, p.by_pixel);
+      StoreInPlaces(p, pixel, static_cast<int>(column * kBytes), codes);
+    }
+  }
+  if (p.y != nullptr) StoreCodes(p.y + static_cast<int64_t>(vector) * kBytes, codes);
 }
 
 // y[.., j, .., i] = x[.., i, .., j]: `i` is innermost in y, `j` in x.
@@ -141,6 +152,7 @@ struct Move {
   std::vector<int64_t> strides;  // of x
   int64_t base = 0;              // elements
   int64_t count = 0;
+  int64_t channels = 1;  // y's last dim
   int element = 1;
   uint32_t fill = 0;
 };
@@ -149,6 +161,7 @@ Move MoveTo(const char* name, const TensorShape& x, const TensorShape& y) {
   Move move;
   move.name = name;
   move.count = CountOf(y.dims);
+  if (!y.dims.empty()) move.channels = y.dims.back();
   move.element = static_cast<int>(ElementSize(y.type));
   move.strides.assign(x.dims.size(), 1);
   for (size_t i = x.dims.size(); i-- > 1;) move.strides[i - 1] = move.strides[i] * x.dims[i];
@@ -208,7 +221,7 @@ NodePlanPtr PlanTiles(const Move& move, size_t row) {
   });
 }
 
-NodePlanPtr PlanGather(const Move& move, const Device& device) {
+NodePlanPtr PlanGather(const Move& move, const Device& device, const StoredChannels& stored) {
   GatherParams geometry;  // in elements
   geometry.count = static_cast<unsigned>(move.count);
   geometry.element = move.element;
@@ -228,7 +241,7 @@ NodePlanPtr PlanGather(const Move& move, const Device& device) {
   const auto memory = constants.Upload(device);
   int most = 16;
   while (!Divides(move, most)) most /= 4;
-  const auto launch = [most](const Run& run, GatherParams p) {
+  const auto launch = [most, stored, channels = move.channels](const Run& run, GatherParams p) {
     const int unit = std::min(most, CommonUnit({p.x, p.y}));
     // Vectors along the innermost dim.
     const auto elements = static_cast<unsigned>(unit / p.element);
@@ -238,6 +251,8 @@ NodePlanPtr PlanGather(const Move& move, const Device& device) {
     inner.stride *= elements;
     inner.inside_begin /= elements;
     inner.inside_end /= elements;
+    if (stored.Count() > 0) p.by_pixel = MakeDivisor(channels / unit);
+    SetPlaces(stored, run, unit, p);
     std::visit(
         [&](auto bytes) {
           constexpr int kFewDims = 5;
@@ -249,15 +264,16 @@ NodePlanPtr PlanGather(const Move& move, const Device& device) {
   return Hold(MakeKernelPlan(move.name + "_gather", geometry, launch), memory);
 }
 
-NodePlanPtr PlanMove(Move move, const Device& device) {
+NodePlanPtr PlanMove(Move move, const Device& device, const StoredChannels& stored = {}) {
   move.dims = Merge(move.dims);
   Require(move.dims.size() <= kMaxDims, "a move through ", move.dims.size(),
           " dims that cannot be merged, expected at most ", kMaxDims);
   if (move.count == 0) return MakePlan(move.name + "_gather", [](const Run&) {});
   const bool plain = std::all_of(move.dims.begin(), move.dims.end(),
                                  [](const MovedDim& d) { return d.table.empty() && d.Whole(); });
-  const std::optional<size_t> row = plain && move.base == 0 ? TiledRow(move) : std::nullopt;
-  return row ? PlanTiles(move, *row) : PlanGather(move, device);
+  const bool may_tile = plain && move.base == 0 && stored.Count() == 0;
+  const std::optional<size_t> row = may_tile ? TiledRow(move) : std::nullopt;
+  return row ? PlanTiles(move, *row) : PlanGather(move, device, stored);
 }
 
 // Appends the dim of y whose index o reads index source[o] of a dim of x. Where that is o / d, the dim of y
@@ -373,7 +389,12 @@ PackedNodePtr PackCopy(const Device&) {
 }
 
 PackedNodePtr Pack(const ReshapeOp&, const Device& device) { return PackCopy(device); }
-PackedNodePtr Pack(const ResizeNode& node, const Device& device) { return MakeMove(node, device); }
+PackedNodePtr Pack(const ResizeNode& node, const Device& device) {
+  const auto plan = [node, device](Shapes fed, const TensorShape& y, const StoredChannels& stored) {
+    return PlanMove(MoveOf(node, fed[0], y), device, stored);
+  };
+  return MakeStoringNode(plan, device);
+}
 PackedNodePtr Pack(const DepthToSpaceNode& node, const Device& device) { return MakeMove(node, device); }
 PackedNodePtr Pack(const TransposeOp& op, const Device& device) { return MakeMove(op, device); }
 PackedNodePtr Pack(const SliceOp& op, const Device& device) { return MakeMove(op, device); }

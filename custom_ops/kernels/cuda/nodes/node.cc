@@ -35,6 +35,29 @@ class FunctionNode final : public PackedNode {
   std::shared_ptr<const DeviceMemory> constants_;
 };
 
+class StoringNode final : public PackedNode {
+ public:
+  StoringNode(StoringPlanFunction plan, const Device& device, StoredChannels stored = {})
+      : plan_(std::move(plan)), device_(device), stored_(std::move(stored)) {}
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    for (const TensorShape& tensor : fed) CountOf(tensor.dims);
+    CountOf(y.dims);
+    return Hold(plan_(fed.first(fed.size() - stored_.Count()), y, stored_), stored_.Tables());
+  }
+  // They make as many channels as they are fed.
+  bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
+    return fed[0].dims.back() % 16 == 0 && StoredChannels::Fit(moves);
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    return std::make_unique<StoringNode>(plan_, device_, StoredChannels(moves, keeps_output, device_));
+  }
+
+ private:
+  StoringPlanFunction plan_;
+  Device device_;
+  StoredChannels stored_;
+};
+
 PackedNodePtr Pack(const MatmulNode&, const Device&) { Fail("a matrix product is packed by PackMatmul"); }
 PackedNodePtr Pack(const NormalizationNode&, const Device&) {
   Fail("LowBitNormalization has no kernel for GPUs yet");
@@ -55,6 +78,45 @@ NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants
 
 PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants) {
   return std::make_unique<FunctionNode>(std::move(plan), std::move(constants));
+}
+
+StoredChannels::StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
+  places_.keeps_output = keeps_output;
+  std::vector<uint8_t> tables;
+  for (const ChannelMove& move : moves) tables.insert(tables.end(), move.table.begin(), move.table.end());
+  if (!tables.empty()) {
+    const DeviceGuard guard(device.ordinal);
+    auto memory = std::make_shared<DeviceMemory>();
+    memory->Upload(tables.data(), tables.size(), device);
+    tables_ = std::move(memory);
+  }
+  size_t at = 0;
+  for (const ChannelMove& move : moves) {
+    const uint8_t* const table = move.table.empty() ? nullptr : tables_->At(at);
+    places_.list.push_back({move.first, move.count, move.at, move.channels, table});
+    at += move.table.size();
+  }
+}
+
+bool StoredChannels::Fit(std::span<const ChannelMove> moves) {
+  return moves.size() <= kMostPlaces && std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
+           return (move.first | move.count | move.at | move.channels) % 16 == 0;
+         });
+}
+
+std::string StoredChannels::Text() const {
+  if (places_.list.empty()) return "";
+  std::string text = places_.keeps_output ? " stores" : " moves";
+  for (const ConvPlace& place : places_.list) {
+    text += " " + std::to_string(place.first) + "+" + std::to_string(place.count) + ">" +
+            std::to_string(place.at) + "/" + std::to_string(place.channels) +
+            (place.table != nullptr ? "t" : "");
+  }
+  return text;
+}
+
+PackedNodePtr MakeStoringNode(StoringPlanFunction plan, const Device& device) {
+  return std::make_unique<StoringNode>(std::move(plan), device);
 }
 
 std::shared_ptr<const DeviceMemory> NodeConstants::Upload(const Device& device) const {

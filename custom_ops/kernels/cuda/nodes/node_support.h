@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/device/one_of.h"
@@ -143,6 +144,45 @@ NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants
 // A node whose plans are made by a function. They hold its constants.
 using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)>;
 PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr);
+
+// Channels of codes that other tensors get, with the tables in a device's memory.
+class StoredChannels {
+ public:
+  StoredChannels() = default;
+  StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device);
+
+  // Whether kernels can store them so.
+  static bool Fit(std::span<const ChannelMove> moves);
+  size_t Count() const { return places_.list.size(); }
+  const ConvPlaces& Where() const { return places_; }
+  const std::shared_ptr<const DeviceMemory>& Tables() const { return tables_; }
+  // What a choice of kernels depends on.
+  std::string Text() const;
+
+ private:
+  ConvPlaces places_;
+  std::shared_ptr<const DeviceMemory> tables_;
+};
+
+// Sets the places in the parameters of a kernel, which stores vectors of `unit` bytes; their tensors are fed last.
+template <typename Params>
+void SetPlaces(const StoredChannels& stored, const Run& run, int unit, Params& p) {
+  Require(stored.Count() == 0 || unit > 1, run.plan,
+          " stores codes elsewhere, but not at multiples of 4 bytes");
+  const std::span<const void* const> tensors = run.fed.last(stored.Count());
+  if (!stored.Where().keeps_output) p.y = nullptr;
+  for (const void* const tensor : tensors) {
+    const ConvPlace& place = stored.Where().list[static_cast<size_t>(p.place_count)];
+    p.places[p.place_count++] = {static_cast<uint8_t*>(const_cast<void*>(tensor)) + place.at,
+                                 static_cast<int>(place.channels), static_cast<int>(place.first),
+                                 static_cast<int>(place.first + place.count), place.table};
+  }
+}
+
+// A node that makes codes and may store channels of them elsewhere.
+using StoringPlanFunction =
+    std::function<NodePlanPtr(Shapes fed, const TensorShape& y, const StoredChannels& stored)>;
+PackedNodePtr MakeStoringNode(StoringPlanFunction plan, const Device& device);
 
 // Kernels count elements in 31 bits and bytes in 64. Throws for tensors beyond.
 int64_t CountOf(std::span<const int64_t> dims);

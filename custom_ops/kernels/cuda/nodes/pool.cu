@@ -1,6 +1,7 @@
 // LowBitMaxPool, LowBitAveragePool, LowBitGlobalAveragePool, channels last.
 #include <algorithm>
 
+#include "kernels/cuda/conv/places.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
 #include "kernels/cuda/nodes/node_support.h"
 #include "kernels/cuda/nodes/pool_window.cuh"
@@ -14,6 +15,9 @@ struct PoolParams : Tensors<uint8_t, void> {
   unsigned channels = 0;
   FastDivisor by_vectors;  // of a pixel; then `count` counts vectors
   Windows windows;
+  // MaxPool alone; y is null where places alone get the codes.
+  PlaceParams places[kMostPlaces];
+  int place_count = 0;
   // AveragePool alone
   bool count_include_pad = false;
   CodeReader reader;
@@ -49,11 +53,14 @@ struct Largest {
     }
   }
   __device__ __forceinline__ void EndColumn() {}
-  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t) const {
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t pixel, unsigned channel, int64_t) const {
     Codes<kBytes> out;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) out.w[i] = __byte_perm(even[i], odd[i], 0x7351);
-    StoreCodes(static_cast<uint8_t*>(p.y) + at, out);
+    if constexpr (kBytes > 1) {  // channels of places come in runs
+      StoreInPlaces(p, pixel, static_cast<int>(channel), out);
+    }
+    if (p.y != nullptr) StoreCodes(static_cast<uint8_t*>(p.y) + pixel * p.channels + channel, out);
   }
 };
 
@@ -80,7 +87,9 @@ struct Average {
       column[c] = 0;
     }
   }
-  __device__ __forceinline__ void Store(const PoolParams& p, int64_t at, int64_t taps) const {
+  __device__ __forceinline__ void Store(const PoolParams& p, int64_t pixel, unsigned channel,
+                                        int64_t taps) const {
+    const int64_t at = pixel * p.channels + channel;
     const auto value = [&](int c) { return __fdiv_rn(sum[c], static_cast<float>(taps)); };
     const auto divided = [&](int c) { return Divide<kFast>(value(c), p.divider); };
     if constexpr (!kFloat) {
@@ -140,7 +149,7 @@ __global__ void __launch_bounds__(kPoolThreads) Pool(const __grid_constant__ Poo
     }
   }
   if (p.count_include_pad) taps = h.Padded(at.row) * w.Padded(at.column);
-  sum.Store(p, static_cast<int64_t>(pixel) * p.channels + channel, taps);
+  sum.Store(p, pixel, channel, taps);
 }
 
 // A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
@@ -299,13 +308,15 @@ std::string Suffix(const char* name, int64_t number, bool present) {
 
 }  // namespace
 
-PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
-  return MakeNode([window = node.window, is_signed = node.is_signed](Shapes fed, const TensorShape& y) {
+PackedNodePtr Pack(const MaxPoolNode& node, const Device& device) {
+  const auto plan = [window = node.window, is_signed = node.is_signed](Shapes fed, const TensorShape& y,
+                                                                       const StoredChannels& stored) {
     const PoolParams geometry = PoolGeometry(window, fed[0], y);
     const int side = UnrolledSide(geometry.windows);
     const auto launch = [=](const Run& run, const PoolParams& p) {
       const int unit = std::min(CommonUnit({p.x, p.y}), CommonUnit(p.channels));
-      const PoolParams vectors = InVectors(p, unit);
+      PoolParams vectors = InVectors(p, unit);
+      SetPlaces(stored, run, unit, vectors);
       std::visit(
           [&](auto bytes, auto signed_, auto side_) {
             run.LaunchFor(vectors.count, Pool<Largest<bytes, signed_>, side_>, kPoolThreads, vectors);
@@ -313,7 +324,8 @@ PackedNodePtr Pack(const MaxPoolNode& node, const Device&) {
           OneOf<16, 4, 1>(unit), OneOf(is_signed), OneOf<3, 2, 0>(side));
     };
     return MakeKernelPlan("max_pool" + Suffix("_side", side, side > 0), geometry, launch);
-  });
+  };
+  return MakeStoringNode(plan, device);
 }
 
 PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
