@@ -135,7 +135,10 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kPlanes, kBits) * 128 + 32
 // Codes of few bits become few codes, on lines. Whatever else there is the general instances do.
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  if (finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine) return finish;
+  if (finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine ||
+      finish == Finish::kFloatsOfValues) {
+    return finish;
+  }
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
 
@@ -150,7 +153,7 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
             {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
             map);
       },
-      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding>(InstanceOf(p.epilogue)));
+      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding, kFloatsOfValues>(InstanceOf(p.epilogue)));
 }
 
 }  // namespace

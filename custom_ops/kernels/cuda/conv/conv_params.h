@@ -60,6 +60,7 @@ enum class Finish : int {
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
+  kFloatsOfValues,  // residuals are added to what a table has for the codes (EpilogueParams::values)
   // Of kernels that are not made for one finish: sums on lines, whatever the input's sign, to any codes; to
   // capped ones alone.
   kIntegersOfTail,
@@ -153,11 +154,12 @@ struct EpilogueParams {
 
 // How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
-  if (e.in_tail && e.sums == SumForm::kInteger) return Finish::kIntegersInTail;
-  if (e.sums == SumForm::kInteger) return Finish::kIntegers;
+  const bool adds_in_tail = e.in_tail || e.values != nullptr;
+  if (e.sums == SumForm::kInteger) return adds_in_tail ? Finish::kIntegersInTail : Finish::kIntegers;
+  if (e.values != nullptr) return Finish::kFloatsOfValues;
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.values != nullptr || e.border != nullptr || e.place_count > 0)
-    return e.has_residual && e.values == nullptr ? Finish::kFloatsAdding : Finish::kFloats;
+  if (e.table != nullptr || e.border != nullptr || e.place_count > 0)
+    return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;

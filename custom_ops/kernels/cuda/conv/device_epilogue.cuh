@@ -318,23 +318,33 @@ __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned cod
   return e.table[code & 255u];
 }
 
+// Whether residuals of codes that are finished so may be added to what a table has for the codes.
+template <Finish kFinish>
+inline constexpr bool kMayHaveValues =
+    kFinish == Finish::kAny || kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
+    kFinish == Finish::kFloatsOfValues;
+
 // What is stored for each of some fours of codes, and of residuals where these are added to a table's.
-template <int kCount>
+template <Finish kFinish, int kCount>
 __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned (&residuals)[kCount],
                                          unsigned (&codes)[kCount]) {
-  if (e.values != nullptr) {
-    const auto value = [&](unsigned code) { return e.values[code & 255u]; };
+  if constexpr (kMayHaveValues<kFinish>) {
+    if (e.values != nullptr) {
+      const auto value = [&](unsigned code) { return e.values[code & 255u]; };
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const unsigned four = codes[i];
-      codes[i] = AddFour<Addition::kInTail, Rounding::kAny>(
-          e, make_float4(value(four), value(four >> 8), value(four >> 16), value(four >> 24)), residuals[i]);
+      for (int i = 0; i < kCount; ++i) {
+        const unsigned four = codes[i];
+        codes[i] = AddFour<Addition::kInTail, Rounding::kAny>(
+            e, make_float4(value(four), value(four >> 8), value(four >> 16), value(four >> 24)),
+            residuals[i]);
+      }
+      return;
     }
-  } else if (e.table != nullptr) {
+  }
+  if (e.table == nullptr) return;
 #pragma unroll
-    for (unsigned& four : codes) {
-      four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
-    }
+  for (unsigned& four : codes) {
+    four = JoinBytes(Mapped(e, four), Mapped(e, four >> 8), Mapped(e, four >> 16), Mapped(e, four >> 24));
   }
 }
 
@@ -342,13 +352,13 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned
 template <Finish kFinish>
 inline constexpr bool kMayHavePlaces =
     kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
-    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding || kFinish == Finish::kFloatsOfValues;
 
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
 inline constexpr bool kMayMap =
     kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
-    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats;
+    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues;
 
 // f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
@@ -375,7 +385,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
           codes[i] = RoundFour<kRounding>(e, unrounded);
         }
       }
-      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
+      if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
     });
   };
   // round(first codes, residuals), four each.
@@ -389,7 +399,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         residuals[i] = codes[i];
         codes[i] = round(first[i], codes[i]);
       }
-      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
+      if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
@@ -452,9 +462,20 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding.template operator()<First::kLines, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedInTail)
     return adding_in_tail.template operator()<Rounding::kCapped>();
-  if constexpr (kFinish == Finish::kFloats) return rounding_floats();
+  if constexpr (kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues) return rounding_floats();
   if constexpr (kFinish == Finish::kFloatsAdding) return adding_floats();
-  if constexpr (kFinish == Finish::kIntegersInTail) return integers_in_tail();
+  const auto rounding_integers = [&] {
+    switch (e.rounding) {
+      case Rounding::kAny:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
+      case Rounding::kBytes:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
+      default:
+        return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
+    }
+  };
+  if constexpr (kFinish == Finish::kIntegersInTail)
+    return e.in_tail ? integers_in_tail() : rounding_integers();
   if constexpr (kFinish == Finish::kCappedIntegersOfTail) {
     if (kMayAdd && e.in_tail) return adding_in_tail.template operator()<Rounding::kCapped>();
     if (kMayAdd && e.has_residual)
@@ -477,14 +498,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       return rounding.template operator()<First::kTail, true, Rounding::kWords>();
     }
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
-    switch (e.rounding) {
-      case Rounding::kAny:
-        return rounding.template operator()<First::kMultiplies, false, Rounding::kAny>();
-      case Rounding::kBytes:
-        return rounding.template operator()<First::kMultiplies, false, Rounding::kBytes>();
-      default:
-        return rounding.template operator()<First::kMultiplies, false, Rounding::kWords>();
-    }
+    rounding_integers();
   }
 }
 
@@ -493,7 +507,7 @@ template <bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
   if (e.on_lines) {
     WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
-  } else if (e.in_tail) {
+  } else if (e.in_tail || e.values != nullptr) {
     WithEpilogue<Finish::kIntegersInTail, kMayAdd>(e, f);
   } else {
     WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);

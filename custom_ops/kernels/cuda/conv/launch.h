@@ -56,6 +56,8 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:
       return f.template operator()<false, Finish::kFloatsAdding>();
+    case Finish::kFloatsOfValues:
+      return f.template operator()<false, Finish::kFloatsOfValues>();
     default:
       return cudaErrorInvalidValue;
   }
