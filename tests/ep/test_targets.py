@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.ep.test_context import KEEPS_WEIGHTS
 from tests.support import require_native
 
 native = require_native()
@@ -74,6 +75,17 @@ def test_one_model_is_one_file(tmp_path: Path) -> None:
     region = compiled(tmp_path / "one.onnx")
     assert f"cuda {TARGET}, lowbit {lowbit.__version__}".encode() in region
     assert compiled(tmp_path / "two.onnx") == region
+
+
+@pytest.mark.skipif(not KEEPS_WEIGHTS, reason="onnxruntime writes weightless models from 1.26 on")
+def test_weights_may_stay_in_the_model(tmp_path: Path) -> None:
+    """What was written is read back: the weights are packed for the GPU from the model's own file."""
+    model, output = tmp_path / "model.onnx", tmp_path / "compiled.onnx"
+    onnx.save(lowbit.convert(SOURCE).model, model)
+    done = run("-m", "lowbit", "compile", model, "-o", output, "--target", TARGET, "--weightless")
+    assert done.returncode == 0, done.stderr
+    tensors = onnx.load(output, load_external_data=False).graph.initializer
+    assert {e.value for t in tensors for e in t.external_data if e.key == "location"} == {"model.onnx"}
 
 
 def test_nothing_runs_on_it(tmp_path: Path) -> None:
