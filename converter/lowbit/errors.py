@@ -61,8 +61,9 @@ class OutputError(LowBitError):
 
 
 _NO_MEMORY = ("memoryerror", "bad_alloc", "out of memory", "cannot allocate memory", "unable to allocate",
-              "failed to allocate memory", "alloc failed", "failed to serialize proto")  # fmt: skip
-"""How Python, C++, ONNX Runtime, numpy and protobuf (the last two) say it."""
+              "failed to allocate memory", "alloc failed", "allocation failed", "the device has none left",
+              "failed to serialize proto")  # fmt: skip
+"""How Python, C++, ONNX Runtime, numpy, lowbit and protobuf (the last one) say it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ struct Notification : OrtSyncNotificationImpl {
   Device& device;
   void* stream;
   void* event;
+  bool recorded = false;  // ONNX Runtime also waits for what could not be activated: then all of the stream is done
 };
 
 Notification& Self(OrtSyncNotificationImpl* notification) {
@@ -24,13 +25,16 @@ Notification& Self(OrtSyncNotificationImpl* notification) {
 OrtStatus* ActivateNotification(OrtSyncNotificationImpl* impl) noexcept {
   return Guarded([&] {
     Notification& self = Self(impl);
+    self.recorded = false;
     self.device.runtime().RecordEvent(self.device.index(), self.event, self.stream);
+    self.recorded = true;
   });
 }
 
 OrtStatus* WaitOnStream(OrtSyncNotificationImpl* impl, OrtSyncStream* consumer) noexcept {
   return Guarded([&] {
     Notification& self = Self(impl);
+    if (!self.recorded) return self.device.Synchronize(self.stream);
     void* waiting = Api().SyncStream_GetHandle(consumer);
     const Device::Enqueuing enqueuing(self.device, waiting);
     self.device.runtime().WaitEvent(self.device.index(), self.event, waiting);
@@ -40,6 +44,7 @@ OrtStatus* WaitOnStream(OrtSyncNotificationImpl* impl, OrtSyncStream* consumer) 
 OrtStatus* WaitOnTheHost(OrtSyncNotificationImpl* impl) noexcept {
   return Guarded([&] {
     Notification& self = Self(impl);
+    if (!self.recorded) return self.device.Synchronize(self.stream);
     self.device.runtime().SynchronizeEvent(self.device.index(), self.event);
   });
 }

@@ -16,7 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.converter.graphs import conv, image, output
 from tests.dialects.graphs import CASES
+from tests.dialects.graphs.builder import Built, Graph
 from tests.hostile.differential import verdict
 from tests.support import require_native
 
@@ -32,6 +34,8 @@ EDITS: list[tuple[str, dict[str, Any]]] = [
     ("MaxPool", {"auto_pad": "SAME_UPPER", "pads": None}),
     ("MaxPool", {"ceil_mode": 1, "strides": [2, 2]}),
     ("MaxPool", {"dilations": [2, 2]}),
+    ("MaxPool", {"ceil_mode": 1, "auto_pad": "SAME_UPPER", "pads": None, "strides": [2, 2]}),
+    ("MaxPool", {"ceil_mode": 1, "auto_pad": "VALID", "pads": None, "strides": [2, 2]}),
     ("AveragePool", {"auto_pad": "SAME_LOWER", "pads": None}),
     ("AveragePool", {"ceil_mode": 1, "strides": [2, 2]}),
     ("AveragePool", {"count_include_pad": 1, "pads": [1, 1, 0, 1]}),
@@ -188,3 +192,47 @@ def test_another_form(change: Callable[[onnx.ModelProto, np.random.Generator], N
         rng = np.random.default_rng([seed, CHANGES.index(change)])
         changed = (agrees(str(name), partial(change, rng=rng), seed) for name in rng.permutation([*CASES]))
         assert sum(itertools.islice(filter(None, changed), TRIED)) == TRIED
+
+
+def scalar(g: Graph, value: float) -> str:
+    return g.floats(np.float32(value))
+
+
+FUNCTIONS: dict[str, Callable[[Graph, str], str]] = {
+    "HardSigmoid": lambda g, y: g.node("HardSigmoid", [y], alpha=0.3),
+    "Floor": lambda g, y: g.node("Floor", [y]),
+    "Ceil": lambda g, y: g.node("Ceil", [y]),
+    "Round": lambda g, y: g.node("Round", [y]),
+    "Cast": lambda g, y: g.node("Cast", [y], to=TensorProto.FLOAT),
+    "Cast and back": lambda g, y: g.node(
+        "Cast", [g.node("Cast", [y], to=TensorProto.INT32)], to=TensorProto.FLOAT
+    ),
+    "LeakyRelu that falls": lambda g, y: g.node("LeakyRelu", [y], alpha=-0.5),
+    "PRelu that falls": lambda g, y: g.node("PRelu", [y, g.floats(np.full((5, 1, 1), -0.5))]),
+    "Div by 0": lambda g, y: g.node("Div", [y, scalar(g, 0)]),
+    "Div of a constant": lambda g, y: g.node("Div", [scalar(g, 1), g.node("Abs", [y])]),
+    "two Adds": lambda g, y: g.node("Add", [g.node("Add", [y, scalar(g, 0.1)]), scalar(g, -0.3)]),
+    "Sub from a constant": lambda g, y: g.node("Sub", [scalar(g, 0.2), y]),
+    "Clip between what is computed": lambda g, y: g.node(
+        "Clip", [y, "", g.node("ReduceMax", [y], keepdims=0)]
+    ),
+    "two SiLUs": lambda g, y: silu(g, silu(g, y)),
+    "a large Mul": lambda g, y: g.node("Mul", [g.node("Mul", [y, scalar(g, 3e38)]), scalar(g, 1e-38)]),
+    "Sigmoid": lambda g, y: g.node("Sigmoid", [y]),
+}
+
+
+def silu(g: Graph, y: str) -> str:
+    return g.node("Mul", [y, g.node("Sigmoid", [y])])
+
+
+@pytest.mark.parametrize("kind", ["u8", "u4"])
+@pytest.mark.parametrize("what", FUNCTIONS)
+def test_functions_between_a_layer_and_its_quantizer(what: str, kind: str) -> None:
+    require_native()
+    g = Graph(f"{what} {kind}", 1)
+    g.opset, g.ir_version = 21, 10
+    y = FUNCTIONS[what](g, conv(g, *image(g))[0])
+    output(g, g.qdq(y, g.act(0.02 if kind == "u8" else 0.1, kind)), 2, 5, 4, 4)
+    built = Built(g.proto(), g.feeds, 1)
+    assert verdict(built.model, [built.feed()], "cpu-ops") == "equal"

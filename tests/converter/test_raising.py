@@ -221,8 +221,13 @@ def of_two(g: Graph, y: str) -> str:
     return g.node("Add", [y, conv(g, x, xq, 8)[0]])
 
 
-@pytest.mark.parametrize("behind", [pooled, shifted, read_inside, of_two])
-@pytest.mark.parametrize("group", [1, 2])
+def plain(g: Graph, y: str) -> str:
+    return g.node("Relu", [y])
+
+
+@pytest.mark.parametrize(
+    ("behind", "group"), [(plain, 2), *((each, 1) for each in (pooled, shifted, read_inside, of_two))]
+)
 def test_what_cannot_be_made_in_parts_is_cut(behind: Callable[[Graph, str], str], group: int) -> None:
     """A layer of groups, and one behind which more stands than functions of single elements of its own."""
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from lowbit.errors import LowBitError
 from lowbit.quantizer.config import Config, read_config
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests.quantize.networks import Builder, images
 from tests.support import lowbit_session, stock_run
@@ -27,9 +27,13 @@ def branches() -> onnx.ModelProto:
     fed = b.node("Gemm", [flat, b.random(8, 5), scaled], 5)
     grouped = b.node("ConvTranspose", [x, b.random(8, 3, 2, 2)], 6, group=2, kernel_shape=[2, 2])
     rows = b.node("MatMul", [b.node("Reshape", [x, b.constant(np.array([0, 8, -1]))]), b.random(1, 256, 4)])
-    moved = b.node("LRN", [b.conv(x, 8)], size=3)
-    last = b.node("Flatten", [b.node("GlobalAveragePool", [b.conv(moved, 5)])])
-    return b.model(fed, *(b.node("ReduceMean", [each], axes=[-1]) for each in (grouped, rows)), last)
+    joined = b.node("Concat", [x, b.random(1, 8, 16, 16)], axis=0)
+    largest = b.node("MaxPool", [x], kernel_shape=[2, 2])
+    b.nodes[-1].output.append("places")
+    places = b.node("Cast", ["places"], 8, to=TensorProto.FLOAT)
+    last = b.node("ReduceMean", [b.conv(b.node("LRN", [b.conv(x, 8)], size=3), 5)], axes=[2, 3])
+    others = (grouped, rows, joined, largest, places)
+    return b.model(fed, *(b.node("ReduceMean", [each], axes=[-1]) for each in others), last)
 
 
 def test_each_node_that_stays_says_why() -> None:
@@ -37,6 +41,8 @@ def test_each_node_that_stays_says_why() -> None:
     reasons = {re.sub(r"\d+$", "", node): reason for node, reason in report.kept_float.items()}
     assert reasons["ConvTranspose"] == "a grouped ConvTranspose has no axis for scales per output channel"
     assert reasons["MatMul"] == "its weights have rank 3, expected a matrix"
+    assert reasons["Concat"] == "one of its operands is constant"
+    assert reasons["MaxPool"] == "it also returns the indices of the maxima"
     assert reasons["LRN"] == "lowbit has no integer form of LRN"
     assert {report.kept_float[name] for name in report.kept_float if name.startswith("Gemm")} == {
         "its alpha or beta is not 1",

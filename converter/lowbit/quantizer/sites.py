@@ -232,13 +232,13 @@ class _Placement:
                 return excluded
         if not is_op(node, *_CORES, *CODE_MOVERS, *ELEMENTWISE):
             return f"lowbit has no integer form of {node.op_type}"
+        if is_op(node, "MaxPool") and len(node.outputs) > 1:
+            return "it also returns the indices of the maxima"
         if any(out.dtype not in (None, ir.DataType.FLOAT) for out in node.outputs):
             return "it does not compute float32"
         fed = [value for value in node.inputs if value is not None and not is_known(value)]
         if not fed:
             return "it reads constants alone"
-        if is_op(node, "MaxPool") and len(node.outputs) > 1 and node.outputs[1].uses():
-            return "it also returns the indices of the maxima"
         if is_op(node, *CODE_MOVERS) and node.inputs[0] not in fed:
             return "it moves constants"
         if is_op(node, "Concat") and len(fed) != len(node.inputs):

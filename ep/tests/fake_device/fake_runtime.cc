@@ -92,8 +92,8 @@ void FakeRuntime::DestroyEvent(int, void* event) noexcept { delete static_cast<S
 
 void FakeRuntime::RecordEvent(int, void* event, void* stream) {
   auto recorded = std::make_shared<Event>();
-  *static_cast<SharedEvent*>(event) = recorded;
   static_cast<Stream*>(stream)->Enqueue([recorded] { recorded->Set(); });
+  *static_cast<SharedEvent*>(event) = recorded;  // as on a GPU, one that cannot be recorded stays what it was
 }
 
 void FakeRuntime::WaitEvent(int, void* event, void* stream) {
