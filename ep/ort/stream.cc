@@ -15,7 +15,7 @@ struct Notification : OrtSyncNotificationImpl {
   Device& device;
   void* stream;
   void* event;
-  bool recorded = false;  // ONNX Runtime also waits for what could not be activated: then all of the stream is done
+  bool recorded = false;  // ONNX Runtime waits for what could not be, too: then for all of the stream
 };
 
 Notification& Self(OrtSyncNotificationImpl* notification) {

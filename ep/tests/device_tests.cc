@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ep/ort/device.h"
+#include "ep/ort/stream.h"
 #include "ep/tests/fake_device/fake_runtime.h"
 #include "ep/tests/fake_device/fake_stream.h"
 #include "tests/expect.h"
@@ -25,6 +26,8 @@ OrtStatus* MakeMemoryInfo(const char*, OrtMemoryInfoDeviceType, uint32_t, int32_
 void AttachToNothing() {
   static OrtApi api{};
   api.CreateMemoryInfo_V2 = MakeMemoryInfo;
+  api.CreateStatus = [](OrtErrorCode, const char*) noexcept { return reinterpret_cast<OrtStatus*>(new int); };
+  api.ReleaseStatus = [](OrtStatus* status) noexcept { delete reinterpret_cast<int*>(status); };
   api.ReleaseMemoryInfo = [](OrtMemoryInfo* info) noexcept { delete reinterpret_cast<int*>(info); };
   static const OrtApiBase base{[](uint32_t) noexcept -> const OrtApi* { return &api; },
                                []() noexcept { return "1.27.1"; }};
@@ -137,6 +140,31 @@ void TestEventsOrderStreams() {
   bench.device().Free(block);
 }
 
+// A device that has no memory left for what records an event.
+struct RuntimeWithoutEvents : fake::FakeRuntime {
+  RuntimeWithoutEvents() : FakeRuntime(nullptr) {}
+  void RecordEvent(int, void*, void*) override { Fail("an event cannot be recorded"); }
+};
+
+// ONNX Runtime waits for a notification though it was told that this could not be activated.
+void TestWhatCannotBeRecordedIsWaitedForWhole() {
+  Device device(std::make_shared<RuntimeWithoutEvents>(), 0);
+  OrtSyncStreamImpl* stream = CreateDeviceStream(device, nullptr);
+  OrtSyncNotificationImpl* notification = nullptr;
+  Expect(stream->CreateNotification(stream, &notification) == nullptr, "a stream notifies");
+  bool done = false;
+  {
+    const Device::Enqueuing enqueuing(device, stream->GetHandle(stream));
+    static_cast<fake::Stream*>(stream->GetHandle(stream))->Enqueue([&done] { done = true; });
+  }
+  OrtStatus* status = notification->Activate(notification);
+  Expect(status != nullptr, "what cannot be recorded is told");
+  Api().ReleaseStatus(status);
+  Expect(notification->WaitOnHost(notification) == nullptr && done, "the host waits for all of the stream");
+  notification->Release(notification);
+  stream->Release(stream);
+}
+
 void TestThreadsShareADevice() {
   Bench bench;
   constexpr int kThreads = 8, kSteps = 150;
@@ -170,6 +198,7 @@ int main() {
   TestSynchronizationThatComesBeforeTheWork();
   TestMemoryThatIsKeptIsFoundBeforeGivingUp();
   TestEventsOrderStreams();
+  TestWhatCannotBeRecordedIsWaitedForWhole();
   TestThreadsShareADevice();
   return lowbit::ReportFailures();
 }

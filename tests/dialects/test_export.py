@@ -37,12 +37,14 @@ SOME_CASES = [
     "constructs.between_pad",
     "constructs.gate_with_another_reader",
     "constructs.global_average_pool_to_gemm",
+    "constructs.matmul_default_transpose",
     "exporters.tf2onnx_classifier",
     "left_alone.sixteen_bit_contrib",
     "narrow_types.w_s2_a_u4",
     "narrow_types.w_s4_a_u4",
     "ort_quantizer.float_bias",
     "ort_quantizer.u8_activations_s8_weights",
+    "qoperator.kept_around_converted",
 ]
 MORE_CASES = [name for name in CASES if not CASES[name].left][::4] if FULL else []
 SOME_QONNX_CASES = [
@@ -154,6 +156,19 @@ def test_qonnx_constructs_go_back_to_qonnx(name: str, seeds) -> None:
             continue
         feeds = [built.feed(k, **sizes) for k, sizes in enumerate(built.sizes)]
         assert_equal_models("qonnx", model, feeds, f"seed {seed}")
+
+
+@pytest.mark.parametrize("target", ["qonnx", "qdq"])
+@pytest.mark.parametrize("name", ["zero_point_below_the_codes", "multithreshold_channels_last"])
+def test_standard_nodes_between_lowbits_are_passed_on(target: str, name: str) -> None:
+    """Quantizers that lowbit has no node for, written in standard ops, and ONNX's own around them."""
+    require_native()
+    built = qonnx_graphs.CASES[name].build(1)
+    model = lowbit.convert(built.model).model
+    feeds = [built.feed(k, **sizes) for k, sizes in enumerate(built.sizes)]
+    exported = exported_to(target, model)
+    if exported is not None:
+        assert_equal_models(target, model, feeds, exported=exported)
 
 
 @pytest.mark.parametrize("target", ["qonnx", "qdq"])

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from lowbit.rewrites.clipped import OTHER_ROUNDING
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.conftest import FULL
 from tests.dialects import qonnx_oracle
@@ -19,6 +19,8 @@ from tests.support import FLOAT_MATMULS, all_nodes, interface, lowbit_session, r
 
 lowbit = pytest.importorskip("lowbit")
 cli = pytest.importorskip("lowbit.cli").cli
+
+QONNX = "qonnx.custom_op.general"
 
 _NAMES = sorted(CASES)
 
@@ -366,3 +368,22 @@ def test_ties_with_an_odd_zero_point_stay(op: str) -> None:
     feeds = {name: np.random.default_rng(1).normal(0, 2, (1, 6, 4, 4)).astype(np.float32) for name in "ab"}
     (meant,) = qonnx_oracle.run(model, feeds)
     assert np.array_equal(lowbit_session(result.model).run(None, feeds)[0], meant)
+
+
+@pytest.mark.parametrize("mode", ["ROUND", "CEIL", "FLOOR", "UP", "DOWN", "HALF_UP", "HALF_DOWN"])
+@pytest.mark.parametrize("zero", [0.0, 3.0])
+def test_codes_of_more_than_8_bits_are_rounded_in_standard_ops(mode: str, zero: float) -> None:
+    """Which way halves go included: the inputs lie on them."""
+    x = (np.arange(-40, 41, dtype=np.float32) / 4).reshape(1, 81)
+    attributes = {"signed": 1, "narrow": 0, "rounding_mode": mode}
+    node = helper.make_node("Quant", ["x", "s", "z", "b"], ["y"], "q", domain=QONNX, **attributes)
+    constants = {"s": 0.5, "z": zero, "b": 12.0}
+    graph = helper.make_graph(
+        [node], "wide", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, x.shape)],
+        [numpy_helper.from_array(np.float32(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(QONNX, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    ours = lowbit_session(lowbit.convert(model).model).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(ours, qonnx_oracle.run(model, {"x": x})[0])

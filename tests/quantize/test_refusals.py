@@ -12,6 +12,7 @@ import onnx
 import pytest
 from lowbit.errors import LowBitError
 from lowbit.quantizer.config import Config, read_config
+from lowbit.quantizer.data import Spool
 from onnx import TensorProto, helper
 
 from tests.quantize.networks import Builder, images
@@ -148,3 +149,37 @@ def test_a_search_for_nothing(more: dict[str, Any], message: str) -> None:
 def test_data_that_do_not_fit(data: Any, message: str) -> None:
     with pytest.raises(LowBitError, match=message):
         lowbit.quantize(tokens(), data, bits="w8a8", threads=1)
+
+
+def of_two_inputs() -> onnx.ModelProto:
+    """An image-like input and one of integers, whose first dims have nothing to do with one another."""
+    inputs = [
+        helper.make_tensor_value_info("a", TensorProto.FLOAT, ["n", 2]),
+        helper.make_tensor_value_info("b", TensorProto.INT64, ["m", 3]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
+    return helper.make_model(
+        helper.make_graph([helper.make_node("Neg", ["a"], ["y"])], "two", inputs, outputs)
+    )
+
+
+def test_feeds_of_several_inputs(tmp_path: Path) -> None:
+    a, b = np.ones((4, 2)), np.ones((2, 3), np.int32)
+    spool = Spool(of_two_inputs(), [(a, b)], tmp_path)
+    feed = spool.feed(0)
+    assert (feed["a"].shape, feed["a"].dtype) == ((4, 2), np.float32)
+    assert (feed["b"].shape, feed["b"].dtype) == ((2, 3), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.ones((4, 2)), r"the model has 2 inputs \(a, b\); give a dict"),
+        ([np.ones((4, 2))], r"the model has 2 inputs \(a, b\); give a dict"),
+        ({"a": np.ones((4, 2))}, "have arrays for a, the model reads a, b"),
+        ([{"a": np.ones((4, 2)), "b": np.ones((2, 3))}], "'b' is float64, the model reads int64"),
+    ],
+)
+def test_feeds_that_do_not_fit_several_inputs(data: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(LowBitError, match=message):
+        Spool(of_two_inputs(), data, tmp_path)

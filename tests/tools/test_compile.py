@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import types
 
 import lowbit
 import numpy as np
@@ -13,8 +15,10 @@ from lowbit.deploy import compile as compiler
 from lowbit.errors import LowBitError, ModelError, OutputError
 from lowbit.measure import device_tune
 from lowbit.proto.feeds import random_feeds
+from lowbit.sessions import absent_gpu
 from onnx import TensorProto, helper
 
+from tests.tools.conftest import qdq_conv
 from tests.tools.test_cli import run, run_json
 from tests.tools.test_device_commands import outputs, with_erf_behind
 
@@ -188,4 +192,34 @@ def test_a_result_that_differs_is_not_written(converted, tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "run_session", second_is_wrong)
     with pytest.raises(ModelError, match="differs"):
         lowbit.compile(converted, tmp_path / "compiled.onnx", device="cpu-ep")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_gpu_of_a_target_is_the_one_that_was_measured(tmp_path, monkeypatch):
+    """Without a device or its library: the provider offers an architecture, a folder holds measurements."""
+    metadata = {"description": "code for NVIDIA GPUs; 7"}
+    offered = {"sm_90": types.SimpleNamespace(ep_metadata=metadata)}
+    monkeypatch.setattr(absent_gpu, "target_devices", lambda: offered)
+    for i, name in enumerate(("H100", "H200")):
+        (tmp_path / f"tune-{i}.txt").write_text(f"lowbit tune cache 1\nmachine {name}, sm_90, x\nbuild 7\n")
+    (tmp_path / "tune-other.txt").write_text("lowbit tune cache 1\nmachine H100, sm_90, x\nbuild 6\n")
+    find = absent_gpu.AbsentGpu.find
+    assert find("sm_90", None, None).options == {}
+    assert find("sm_90", tmp_path, "H200").options["tuned_on"] == "H200, sm_90, x"
+    for arguments, message in (
+        (("sm_10", None, None), "expected one that liblowbit_cuda has code for: sm_90"),
+        (("sm_90", None, "H200"), "tuned_on names a GPU in the folder of cache"),
+        (("sm_90", tmp_path, None), "there are those of H100, sm_90, x; H200, sm_90, x"),
+        (("sm_90", tmp_path / "empty", "L4"), "whose name begins with 'L4' by 7, there are none"),
+    ):
+        with pytest.raises(LowBitError, match=re.escape(message)):
+            find(*arguments)
+
+
+def test_options_of_a_target_belong_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(absent_gpu, "target_devices", lambda: {"sm_90": None})
+    with pytest.raises(LowBitError, match="cache and tuned_on go with target"):
+        lowbit.compile(qdq_conv(), tmp_path / "c.onnx", device="cpu-ep", cache=tmp_path)
+    with pytest.raises(LowBitError, match="batches and shapes are there to measure"):
+        lowbit.compile(qdq_conv(), tmp_path / "c.onnx", target="sm_90", batches=(1,))
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,8 @@ from lowbit.errors import LowBitError, OutputError
 from lowbit.proto.atomic import write_atomically
 from lowbit.proto.feeds import random_feeds
 from lowbit.proto.images import load_feeds, load_vector
-from lowbit.proto.preprocess import make_preprocess
+from lowbit.proto.preprocess import make_preprocess, rest_of, spec_for
+from lowbit.proto.user_function import load_function
 from onnx import TensorProto, helper
 
 from tests.tools.conftest import qdq_conv
@@ -157,6 +158,39 @@ def test_inputs_that_no_random_values_are_made_for() -> None:
         random_feeds(takes(value(kind=TensorProto.STRING)))
     drawn = random_feeds(takes(value(kind=TensorProto.BOOL, dims=(1, 50))))["x"]
     assert set(drawn.reshape(-1).tolist()) == {False, True}
+
+
+def test_first_dims_that_are_no_batch() -> None:
+    inputs = {"a": value("a", dims=(2, 3)), "b": value("b", dims=(5, 3))}
+    with pytest.raises(LowBitError, match="first dims of 2, 5, which are no batch"):
+        list(load_feeds({"a": np.ones((10, 3), "f"), "b": np.ones((10, 3), "f")}, inputs))
+
+
+def test_what_is_left_of_a_spec_whose_scaling_went_into_the_model() -> None:
+    inputs = {"x": value(dims=(1, 3, 224, 224))}
+    assert rest_of(spec_for("scale=0.5", inputs)) == "raw,layout=nchw,order=rgb"
+    sized = "raw,resize=256,crop=224x224,interpolation=bilinear,layout=nchw,order=rgb"
+    assert rest_of(spec_for("imagenet", inputs)) == sized
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("function", "expected module:function or file.py:function, got 'function'"),
+        ("module:1st", "expected module:function or file.py:function"),
+        ("/nowhere.py:function", "/nowhere.py: no such file"),
+        ("json:nothing", "'json' has no function 'nothing'"),
+        ("json:decoder", "'json' has a module, no function, 'decoder'"),
+    ],
+)
+def test_functions_that_are_not_there(text: str, message: str) -> None:
+    with pytest.raises(LowBitError, match=f"--metric: {message}"):
+        load_function(text, "--metric")
+
+
+def test_measurements_of_no_rounds() -> None:
+    with pytest.raises(LowBitError, match="rounds must be at least 1, got 0"):
+        lowbit.bench(qdq_conv(), rounds=0)
 
 
 def test_labels_that_are_not_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ namespace lowbit::ep::fake {
 
 // Devices of host memory, whose streams run behind the host's back. Environment: LOWBIT_FAKE_DEVICES (2),
 // LOWBIT_FAKE_BYTES per device (1 GiB), LOWBIT_FAKE_DELAY_US before every task of a stream (200).
-class FakeRuntime final : public DeviceRuntime {
+class FakeRuntime : public DeviceRuntime {
  public:
   using MakeBackend = std::function<std::shared_ptr<Backend>(std::shared_ptr<Memory>, const EpOptions&)>;
   explicit FakeRuntime(MakeBackend make_backend);
