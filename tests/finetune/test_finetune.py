@@ -24,8 +24,7 @@ from lowbit.quantizer.data import Spool
 from lowbit.quantizer.prepare import prepare
 from onnx import numpy_helper
 
-from tests.quantize.networks import images, inverted, random_network, residual
-from tests.quantize.test_refusals import tokens
+from tests.quantize.networks import images, inverted, random_network, residual, tokens
 from tests.support import stock_run
 
 Array = npt.NDArray[Any]

@@ -116,6 +116,15 @@ def inverted(seed: int = 0) -> onnx.ModelProto:
     return b.model(b.head(b.relu6(b.conv(x, 24, 1))))
 
 
+def tokens() -> onnx.ModelProto:
+    """A layer of a transformer: a product with a matrix and an Add of its bias, of rank 3."""
+    b = Builder(2)
+    x = b.node("Relu", [b.conv("x", 8)])
+    x = b.node("Transpose", [b.node("Reshape", [x, b.constant(np.array([0, 8, -1]))])], perm=[0, 2, 1])
+    x = b.node("Add", [b.node("MatMul", [x, b.random(8, 12)], 12), b.random(12)])
+    return b.model(b.node("ReduceMean", [b.node("MatMul", [x, b.random(12, 5)], 5)], axes=[1], keepdims=0))
+
+
 def random_network(seed: int) -> onnx.ModelProto:
     """A network of random ops, 4 to 9 of them between its first convolution and its classifier."""
     b = Builder(seed, opset=int(np.random.default_rng(seed).choice([13, 17, 18, 20])))

@@ -15,7 +15,7 @@ from lowbit.quantizer.config import Config, read_config
 from lowbit.quantizer.data import Spool
 from onnx import TensorProto, helper
 
-from tests.quantize.networks import Builder, images
+from tests.quantize.networks import Builder, images, tokens
 from tests.support import lowbit_session, stock_run
 
 
@@ -49,15 +49,6 @@ def test_each_node_that_stays_says_why() -> None:
         "its alpha or beta is not 1",
         "its bias is not one constant per output channel",
     }
-
-
-def tokens() -> onnx.ModelProto:
-    """A layer of a transformer: a product with a matrix and an Add of its bias, of rank 3."""
-    b = Builder(2)
-    x = b.node("Relu", [b.conv("x", 8)])
-    x = b.node("Transpose", [b.node("Reshape", [x, b.constant(np.array([0, 8, -1]))])], perm=[0, 2, 1])
-    x = b.node("Add", [b.node("MatMul", [x, b.random(8, 12)], 12), b.random(12)])
-    return b.model(b.node("ReduceMean", [b.node("MatMul", [x, b.random(12, 5)], 5)], axes=[1], keepdims=0))
 
 
 def test_a_bias_behind_a_product_becomes_part_of_it() -> None:
