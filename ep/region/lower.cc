@@ -136,7 +136,10 @@ class Lowering {
     Named(node, [&] {
       if (node.domain == kDomain) {
         AppendFed(node, ReadLowBit(graph_, node).fed, op);
-        if (const auto spec = DecodeWithoutWeights(graph_, node)) op.moves = MovesOf(*spec);
+        // Others do not move channels alone: what they mean need not be decoded for that.
+        const bool may_move = node.op == "LowBitConcat" || node.op == "LowBitLookup";
+        if (const auto spec = may_move ? DecodeWithoutWeights(graph_, node) : std::nullopt)
+          op.moves = MovesOf(*spec);
         return;
       }
       const StandardNode standard = ReadStandard(graph_, node);

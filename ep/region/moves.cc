@@ -46,6 +46,7 @@ std::vector<uint8_t> TableOf(const AffineSpec& x, const Quantizer& y) {
 
 MoveFunction OfConcat(const ConcatNode& node) {
   std::vector<std::vector<uint8_t>> tables;
+  tables.reserve(node.parts.size());
   for (const auto& [copied, spec] : node.parts)
     tables.push_back(copied ? std::vector<uint8_t>() : TableOf(spec, node.quantizer));
   return [axis = node.axis, tables = std::move(tables)](std::span<const TensorShape> fed) {

@@ -15,7 +15,7 @@ namespace lowbit::ep {
 // node.
 using MoveFunction = std::function<std::vector<ChannelMove>(std::span<const TensorShape> fed)>;
 
-// Null for nodes that do something else.
+// Null for nodes that do something else than LowBitConcat and LowBitLookup, JoinOp, SliceOp and SplitOp.
 MoveFunction MovesOf(const NodeSpec& node);
 MoveFunction MovesOf(const StandardNode& node);
 

@@ -307,6 +307,7 @@ class Planner {
     std::vector<ValueId> fed = op.fed;
     fed.insert(fed.end(), stores.tensors.begin(), stores.tensors.end());
     std::vector<TensorShape> shapes;
+    shapes.reserve(fed.size());
     for (const ValueId id : fed) shapes.push_back(shapes_[At(id)]);
     const Step& step =
         *plan_.storing.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output));
