@@ -162,9 +162,10 @@ FAMILIES = {
     ),
     "bits": Family(
         "bits: patches of halo, whose codes become bits on the way to the products",
-        "For windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
-        "than 8 products of bits; `mma_bits` takes other strides, and GPUs from sm_80 on. A block holds what one of `halo` holds, its weights as planes of bits; a "
-        "step along K is 256 channels of a tap, or of several.",
+        "Windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
+        "than 8 products of bits; `mma_bits` takes other strides, and GPUs from sm_80 on. A block holds what "
+        "one of `halo` holds, its weights as planes of bits; a step along K is 256 channels of a tap, or of "
+        "several.",
         "shared memory of a block",
         [
             Group("fetched once", [Cell("planes of weights, ones", "weights", 2.2)]),
