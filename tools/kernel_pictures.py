@@ -104,7 +104,7 @@ FAMILIES = {
         "With `boxes` one thread fetches both, with `producers` a warpgroup gathers the pixels; without "
         "either all of K fits the stages at once. `_cluster4`: four blocks of a cluster sum over a "
         "quarter of K each and add up. `mma` is the same on older GPUs, whose threads copy the tiles "
-        "themselves.",
+        "themselves, and so is `mma_bits`.",
         "shared memory of a block: codes take the stages' place at the end, or lie behind them with "
         "residuals",
         stages(4, Cell("pixels", "pixels", 1.2), Cell("weights", "weights")),
