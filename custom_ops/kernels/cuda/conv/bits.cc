@@ -1,6 +1,7 @@
 #include "kernels/cuda/conv/bits.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/tiles.h"
@@ -24,7 +25,7 @@ bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
          g.K() % kBitUnit == 0;
 }
 
-// GPUs behind sm_90 count no bits, nor do those before sm_80 where both are 1.
+// GPUs behind sm_90 count no bits, those before sm_80 bits that differ.
 bool CountsBits(const Device& device) { return device.capability >= 80 && device.capability <= 90; }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
@@ -36,30 +37,42 @@ int64_t WeightBytes(const ConvGeometry& g, const WeightBits& bits) {
   return OnesOffset(g, bits) + Steps(g) * kOnesRows * kBitRowBytes;
 }
 
-// Sets a bit of B: that of channel `i` of a step's 256.
-void SetBit(uint8_t* step, int64_t row, int64_t i) {
-  const int64_t unit = i / kBitUnit;
-  const int bit = BitOfChannel(static_cast<int>(i % kBitUnit));
-  step[row / 8 * 256 + unit / 4 * 128 + row % 8 * 16 + unit % 4 * 4 + bit / 8] |=
-      static_cast<uint8_t>(1 << bit % 8);
+// Where the bits of the first row of B lie: byte and mask of each of `k` along K, steps being so far apart.
+struct BitPlace {
+  int64_t at;
+  uint8_t mask;
+};
+std::vector<BitPlace> BitPlaces(int64_t k, int64_t step_bytes) {
+  std::vector<BitPlace> places;
+  for (int64_t i = 0; i < k; ++i) {
+    const int64_t unit = i % kBitStep / kBitUnit;
+    const int bit = BitOfChannel(static_cast<int>(i % kBitUnit));
+    places.push_back({i / kBitStep * step_bytes + unit / 4 * 128 + unit % 4 * 4 + bit / 8,
+                      static_cast<uint8_t>(1 << bit % 8)});
+  }
+  return places;
 }
+// From the first row of B to another.
+int64_t RowOffset(int64_t row) { return row / 8 * 256 + row % 8 * 16; }
 
 void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out) {
-  const int64_t plane_bytes = PlaneRows(g) * kBitRowBytes;
+  const int64_t k = g.K(), plane_bytes = PlaneRows(g) * kBitRowBytes;
+  const std::vector<BitPlace> places = BitPlaces(k, bits.planes * plane_bytes);
   for (int64_t c = 0; c < g.out_channels; ++c) {
-    const int64_t row = InterleavedRow(static_cast<int>(c));
-    for (int64_t i = 0; i < g.K(); ++i) {
-      const int value = (w.values[static_cast<size_t>(c * g.K() + i)] - bits.lowest) >> bits.shift;
-      for (int plane = 0; plane < bits.planes; ++plane) {
-        if ((value >> plane & 1) != 0)
-          SetBit(out + (i / kBitStep * bits.planes + plane) * plane_bytes, row, i % kBitStep);
-      }
+    const int8_t* const values = w.values.data() + c * k;
+    uint8_t* const row = out + RowOffset(InterleavedRow(static_cast<int>(c)));
+    for (int64_t i = 0; i < k; ++i) {
+      const int value = (values[i] - bits.lowest) >> bits.shift;
+      const auto& [at, mask] = places[static_cast<size_t>(i)];
+      if ((value & 1) != 0) row[at] |= mask;
+      if ((value & 2) != 0) row[at + plane_bytes] |= mask;
     }
   }
+  static_assert(kMostPlanes == 2);
   uint8_t* const ones = out + OnesOffset(g, bits);
+  const std::vector<BitPlace> of_ones = BitPlaces(k, kOnesRows * kBitRowBytes);
   for (int64_t row = 0; row < 8; ++row) {  // all that a thread may have in its first two columns
-    for (int64_t i = 0; i < g.K(); ++i)
-      SetBit(ones + i / kBitStep * kOnesRows * kBitRowBytes, row, i % kBitStep);
+    for (const auto& [at, mask] : of_ones) ones[at + RowOffset(row)] |= mask;
   }
 }
 
