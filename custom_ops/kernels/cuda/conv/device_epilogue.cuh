@@ -319,10 +319,11 @@ __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned cod
 }
 
 // What is stored for each of some fours of codes, and of residuals where these are added to a table's.
-template <int kCount>
+template <Finish kFinish, int kCount>
 __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned (&residuals)[kCount],
                                          unsigned (&codes)[kCount]) {
-  if (e.values != nullptr) {
+  // No sum of a table is behind a tail that is computed step by step.
+  if (kFinish != Finish::kIntegersInTail && e.values != nullptr) {
     const auto value = [&](unsigned code) { return e.values[code & 255u]; };
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -375,7 +376,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
           codes[i] = RoundFour<kRounding>(e, unrounded);
         }
       }
-      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
+      if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
     });
   };
   // round(first codes, residuals), four each.
@@ -389,7 +390,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
         residuals[i] = codes[i];
         codes[i] = round(first[i], codes[i]);
       }
-      if constexpr (kMayMap<kFinish>) MapFours(e, residuals, codes);
+      if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
     });
   };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
