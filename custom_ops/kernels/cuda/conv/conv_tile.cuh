@@ -388,20 +388,22 @@ struct Chunks {
   const PixelOf& pixel_of;
   int thread;
 
-  // f(offset in the staged tile, pixel, its first channel).
+  // f(offset in the staged tile, index of the first element of y, pixel, the first one's column in the tile) of
+  // the u-th one.
+  template <typename F>
+  __device__ __forceinline__ void Visit(int u, const F& f) const {
+    const int row = (thread + u * kThreads) / kInRow, column = (thread + u * kThreads) % kInRow * 16;
+    const int pixel = pixel_of(row);
+    if (pixel < 0 || at.n0 + column >= p.n) return;
+    // Outputs are fewer than 2^31.
+    f(row * kStride + column,
+      static_cast<unsigned>(pixel * p.epilogue.out_channels + at.group * p.n + at.n0 + column), pixel,
+      column);
+  }
   template <typename F>
   __device__ __forceinline__ void ForEach(const F& f) const {
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      const int row = (thread + u * kThreads) / kInRow, column = (thread + u * kThreads) % kInRow * 16;
-      const int pixel = pixel_of(row);
-      if (pixel < 0 || at.n0 + column >= p.n) continue;
-      f(row * kStride + column, pixel, at.group * p.n + at.n0 + column);
-    }
-  }
-  // Of an element of y. Outputs are fewer than 2^31.
-  __device__ __forceinline__ unsigned Index(int pixel, int channel) const {
-    return static_cast<unsigned>(pixel * p.epilogue.out_channels + channel);
+    for (int u = 0; u < kCount; ++u) Visit(u, f);
   }
 };
 
@@ -422,10 +424,8 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
   }
   const uint32_t staging = SharedAddress(shared + p.staging_offset);
   const uint8_t* const residual = static_cast<const uint8_t*>(p.residual);
-  const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
-  chunks.ForEach([&](int offset, int pixel, int channel) {
-    CopyAsync<16>(staging + offset, residual + chunks.Index(pixel, channel));
-  });
+  Chunks<kTileM, kTileN, kThreads, PixelOf>{p, at, pixel_of, thread}.ForEach(
+      [&](int offset, unsigned index, int, int) { CopyAsync<16>(staging + offset, residual + index); });
 }
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
@@ -466,13 +466,22 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
   });
   SyncThreads<kThreads>(barrier);
   const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
-  chunks.ForEach([&](int offset, int pixel, int channel) {
-    const uint4 codes = *reinterpret_cast<const uint4*>(staging + offset);
-    if constexpr (kMayHavePlaces<kFinish>) {
-      StoreInPlaces(p.epilogue, pixel, channel, codes);
+  if constexpr (kMayHavePlaces<kFinish>) {
+    if (p.epilogue.place_count > 0) {
+      // In turn: unrolled it would be most of the kernel, whose instructions are fetched by those without places, too.
+#pragma unroll 1
+      for (int u = 0; u < chunks.kCount; ++u) {
+        chunks.Visit(u, [&](int offset, unsigned, int pixel, int column) {
+          StoreInPlaces(p.epilogue, pixel, at.group * p.n + at.n0 + column,
+                        *reinterpret_cast<const uint4*>(staging + offset));
+        });
+      }
       if (p.y == nullptr) return;
     }
-    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + chunks.Index(pixel, channel)) = codes;
+  }
+  chunks.ForEach([&](int offset, unsigned index, int, int) {
+    *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =
+        *reinterpret_cast<const uint4*>(staging + offset);
   });
 }
 
