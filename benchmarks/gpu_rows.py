@@ -42,7 +42,7 @@ from lowbit.sessions.binding import queued_seconds
 from lowbit.sessions.devices import canonical
 from results import RESULTS, WORK, Cell, Table, commit_here, write
 
-ROWS = ("team", "halo", "windows", "wgmma", "chain", "pair", "conv_pool")
+ROWS = ("team", "bits", "halo", "windows", "wgmma", "chain", "pair", "conv_pool")
 FUSIONS = ("residual_pair", "quantized_conv", "dequantized_product")
 OPTIONS = ("apart", "boxes", "cluster", "kept", "producers")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""
