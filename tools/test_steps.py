@@ -259,6 +259,7 @@ def cuda_build() -> Outcome:
     library = folder / "ep/cuda/liblowbit_cuda.so"
     # What of tests/gpu is quick, and has every form of steps that store, add and map.
     on_emulated = ["tests/gpu/test_models.py", "-k", "block_of_a_detector or bias_and_addition"]
+    emulated = ["LOWBIT_TUNE=off", f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
         built(folder, "lowbit_cuda", "lowbit_cuda_host_test", "lowbit_emulated_cuda", *CUDA_EMULATED),
@@ -266,13 +267,11 @@ def cuda_build() -> Outcome:
         # It loads where there is neither a driver nor a toolkit.
         [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).LowBitCreateCudaEpFactory"],
         [sys.executable, "-m", "pytest", "-q", "-rs", "tests/ep/test_targets.py"],
-        [sys.executable, "-m", "pytest", "-q", "-rs", *on_emulated],
+        ["env", *emulated, sys.executable, "-m", "pytest", "-q", "-rs", *on_emulated],
         configure(older, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_OLDER}"),
         built(older, *(f"{objects}/{file}.o" for file in CUDA_OLDER_FILES)),
         ORT_INCLUDE_DIR=ort_headers(),
         LOWBIT_TARGETS_LIBRARY=str(library),
-        LOWBIT_CUDA_LIBRARY=str(library.with_name("liblowbit_emulated_cuda.so")),
-        LOWBIT_TUNE="off",
         **cached_compiler(),
     )
 
