@@ -17,7 +17,7 @@ from pathlib import Path
 import lowbit
 import numpy as np
 import onnx
-from gpu_layers import COPIES, Subject, Variant, conv, model_of
+from gpu_layers import COPIES, Subject, Variant, conv, medians, model_of
 from gpu_networks import facts_of
 from layers import LAYERS, Layer, Pair, Problem
 from lowbit.sessions.devices import canonical
@@ -47,11 +47,7 @@ def measure(layer: Layer, batch: int, device: str, rounds: int) -> dict[str, flo
             expected = lowbit.session(model_of(layer, variant), device="cpu").run(["y0"], {"x": x})[0]
             if not np.array_equal(subjects[text].output, expected):
                 raise SystemExit(f"{layer.name}, batch {batch}, {text}: not what the CPU computes")
-        times: dict[str, list[float]] = {text: [] for text in subjects}
-        for _ in range(rounds):
-            for text, subject in subjects.items():
-                times[text].append(subject.microseconds())
-    return {text: float(np.median(values)) for text, values in times.items()}
+        return medians(subjects, rounds)
 
 
 def main() -> None:

@@ -156,16 +156,22 @@ class Subject:
         return queued_seconds(self.session, self.binding, self.runs) / COPIES * 1e6
 
 
+def medians(subjects: dict[str, Subject], rounds: int) -> dict[str, float]:
+    """Microseconds by name, the median of rounds in which all take turns."""
+    times: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(rounds):
+        for name, subject in subjects.items():
+            times[name].append(subject.microseconds())
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
 def measure(layer: Layer, batch: int, device: str, rounds: int) -> dict[str, float]:
     """Median microseconds of each variant, in turns; outputs that must agree are compared."""
     problem = Problem.seeded(layer, Pair.parse("w8a8"))
     x = np.random.default_rng(2).integers(0, 256, (batch, *problem.x.shape[1:]), np.uint8)
     with tempfile.TemporaryDirectory() as cache:
         subjects = {each.name: Subject(layer, each, x, device, cache) for each in VARIANTS}
-        times: dict[str, list[float]] = {name: [] for name in subjects}
-        for _ in range(rounds):
-            for name, subject in subjects.items():
-                times[name].append(subject.microseconds())
+        times = medians(subjects, rounds)
     out = {name: subject.output for name, subject in subjects.items()}
     scale = problem.y_scale
     same = {
@@ -180,7 +186,7 @@ def measure(layer: Layer, batch: int, device: str, rounds: int) -> dict[str, flo
     # Half a step lies between a number and its code, and float rounding.
     if np.abs(np.clip(out["fp32"], 0, 255 * scale) - out["dequantize apart"]).max() > 0.5001 * scale:
         raise SystemExit(f"{layer.name}, batch {batch}: fp32 differs from int8")
-    return {name: float(np.median(values)) for name, values in times.items()}
+    return times
 
 
 RATIOS = {

@@ -121,14 +121,16 @@ def write(rows: Sequence[Row], target: Path) -> None:
     and both say the same. The one that finishes removes what others left unfinished, be they dead or not.
     """
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    with open(unfinished, "wb") as file:
-        parquet.write_table(pyarrow.Table.from_pylist(list(rows), SCHEMA), file)
-        os.fsync(file.fileno())
     try:
+        with open(unfinished, "wb") as file:
+            parquet.write_table(pyarrow.Table.from_pylist(list(rows), SCHEMA), file)
+            os.fsync(file.fileno())
         unfinished.replace(target)
-    except FileNotFoundError:
+    except FileNotFoundError:  # another worker has finished the shard, and removed this file
         if not target.exists():
             raise
+    finally:
+        unfinished.unlink(missing_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
         left.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ PixelParams PixelsOf(const ConvProblem& problem) {
   const ConvGeometry& g = problem.geometry;
   const ConvShape& s = problem.shape;
   PixelParams p = {WindowsOf(problem)};
-  p.flat = g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 && !problem.IsPadded();
+  p.flat = problem.IsFlat();
   p.pixel_bytes = Narrow(problem.channels * g.group);
   p.by_image = MakeDivisor(std::max<int64_t>(1, s.out_h * s.out_w));
   p.by_row = MakeDivisor(std::max<int64_t>(1, s.out_w));

@@ -53,6 +53,10 @@ struct ConvProblem {
     const ConvGeometry& g = geometry;
     return g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
   }
+  // Whether the input's pixels are the output's, one by one.
+  bool IsFlat() const {
+    return geometry.Taps() == 1 && geometry.stride_h == 1 && geometry.stride_w == 1 && !IsPadded();
+  }
 };
 
 // Enqueues a kernel, of whose parameters these are the common ones.

@@ -35,7 +35,7 @@ HaloLine LineOf(const ConvProblem& problem) {
   HaloLine line;
   line.slab = static_cast<int>(slab);
   line.slabs = static_cast<int>(problem.channels / slab);
-  line.flat = PixelsOf(problem).flat;
+  line.flat = problem.IsFlat();
   if (line.flat) {  // rows of as many pixels as a tile has
     line.tiles = CeilDiv(s.OutPixels(), 64);
     line.pitch = 64;
