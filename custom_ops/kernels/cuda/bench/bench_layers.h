@@ -59,8 +59,9 @@ inline constexpr ResidualPairOfLayers kResidualPairs[] = {
 };
 
 struct Variant {
-  int weight_bits = 8;
+  int weight_bits = 8;                                       // 1: bipolar
   bool depthwise = false, residual = false, floats = false;  // floats: y is dequantized
+  int x_bits = 8;                                            // as many as y's
 };
 
 inline ConvSpec MakeSpec(const Layer& layer, std::mt19937& random, const Variant& variant = {}) {
@@ -72,8 +73,10 @@ inline ConvSpec MakeSpec(const Layer& layer, std::mt19937& random, const Variant
   g.stride_h = g.stride_w = layer.stride;
   g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = layer.pad;
   if (variant.depthwise) g.group = layer.in;
-  spec.x = {8, Encoding::kUnsigned};
-  spec.w = {variant.weight_bits, Encoding::kSigned};
+  spec.x = {variant.x_bits, Encoding::kUnsigned};
+  spec.w = {variant.weight_bits, variant.weight_bits == 1 ? Encoding::kBipolar : Encoding::kSigned};
+  const int largest_x = (1 << variant.x_bits) - 1,
+            largest_w = std::max(1, (1 << (variant.weight_bits - 1)) - 1);
   std::uniform_int_distribution<int> code(spec.w.MinCode() + (variant.weight_bits == 8 ? 1 : 0),
                                           spec.w.MaxCode());
   spec.weights.resize(static_cast<size_t>(layer.out * g.K()));
@@ -81,9 +84,10 @@ inline ConvSpec MakeSpec(const Layer& layer, std::mt19937& random, const Variant
   const size_t channels = static_cast<size_t>(layer.out);
   spec.w_zero_point.assign(channels, 0);
   for (size_t c = 0; c < channels; ++c) spec.bias.push_back(code(random) * 16);
-  spec.epilogue.multiplier.assign(channels, 100.0f / (std::sqrt(static_cast<float>(g.K())) * 127 * 73));
+  spec.epilogue.multiplier.assign(
+      channels, 100.0f / (std::sqrt(static_cast<float>(g.K())) * static_cast<float>(largest_w * 73)));
   spec.epilogue.lo = 0;  // ReLU
-  spec.epilogue.hi = 255;
+  spec.epilogue.hi = largest_x;
   if (variant.residual) {
     spec.epilogue.has_residual = true;
     spec.epilogue.inner_scale = 0.02f;

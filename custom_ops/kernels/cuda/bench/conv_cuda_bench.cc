@@ -2,6 +2,7 @@
 // and 16: replays of a CUDA graph of equal nodes, medians, operands warm in L2, every output sampled against
 // a sum on the CPU.
 //   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE] [--layer NAME] [--batch N] [--config TEXT]
+//   lowbit_cuda_bench --bits 2,4 ..     weights of 2 bits by codes of 4, products of the APNN-TC paper besides
 //   lowbit_cuda_bench --pairs FILE      two convolutions whose outputs are added alone; FILE as above
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
@@ -17,6 +18,7 @@
 #include <iostream>
 #include <random>
 #include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -61,6 +63,15 @@ constexpr Layer kDepthwiseLayers[] = {
     {"depthwise", 120, 28, 120, 5, 1, 2, 1, {}, {}}, {"depthwise", 240, 28, 240, 5, 1, 2, 1, {}, {}},
 };
 
+// Of the APNN-TC paper: matrix products of 64 rows, convolutions of 16x16 pixels.
+constexpr Layer kPaperLayers[] = {
+    {"apmm", 128, 8, 128, 1, 1, 0, 1, {}, {}},    {"apmm", 256, 8, 256, 1, 1, 0, 1, {}, {}},
+    {"apmm", 512, 8, 512, 1, 1, 0, 1, {}, {}},    {"apmm", 768, 8, 768, 1, 1, 0, 1, {}, {}},
+    {"apmm", 1024, 8, 1024, 1, 1, 0, 1, {}, {}},  {"apconv", 128, 16, 128, 3, 1, 1, 1, {}, {}},
+    {"apconv", 256, 16, 256, 3, 1, 1, 1, {}, {}}, {"apconv", 512, 16, 512, 3, 1, 1, 1, {}, {}},
+    {"apconv", 768, 16, 768, 3, 1, 1, 1, {}, {}}, {"apconv", 1024, 16, 1024, 3, 1, 1, 1, {}, {}},
+};
+
 // Microseconds a launch: the median of `replays` of a graph of `nodes` launches.
 double Microseconds(const GraphTimer& timer, const ConvPlan& plan, const void* x, void* y, void* workspace,
                     bool overlap, int nodes, int replays, const void* residual = nullptr) {
@@ -92,7 +103,7 @@ void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<ui
       }
     }
     const float v = std::rint(static_cast<float>(acc) * spec.epilogue.multiplier[static_cast<size_t>(c)]);
-    const uint8_t expected = static_cast<uint8_t>(std::clamp(v, 0.0f, 255.0f));
+    const uint8_t expected = static_cast<uint8_t>(std::clamp(v, 0.0f, static_cast<float>(spec.epilogue.hi)));
     Require(y[static_cast<size_t>(index)] == expected, what, ": element ", index, " is ",
             int{y[static_cast<size_t>(index)]}, ", expected ", int{expected});
   }
@@ -335,6 +346,7 @@ int main(int argc, char** argv) {
     RequireKnownNames(LeftOutHere());
     std::string only_layer, only_batch, only_config, csv_path, pairs_path, commit = "?", date = "?";
     size_t limit = 64;
+    Variant variant;
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string option = argv[i];
       if (option == "--csv") csv_path = argv[i + 1];
@@ -344,6 +356,10 @@ int main(int argc, char** argv) {
       if (option == "--layer") only_layer = argv[i + 1];
       if (option == "--batch") only_batch = argv[i + 1];
       if (option == "--config") only_config = argv[i + 1];
+      if (option == "--bits") {
+        char comma = 0;
+        std::istringstream(argv[i + 1]) >> variant.weight_bits >> comma >> variant.x_bits;
+      }
       if (option == "--limit") limit = static_cast<size_t>(std::atoll(argv[i + 1]));
     }
     const cuda::Device device = cuda::Device::Query(0);
@@ -386,13 +402,15 @@ int main(int argc, char** argv) {
                 << "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
       double totals[5] = {}, log_ratio = 0, worst_choice = 0;
       int at_or_below = 0;
-      for (const Layer& layer : kLayers) {
+      std::vector<Layer> layers(std::begin(kLayers), std::end(kLayers));
+      if (variant.x_bits < 8) layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
+      for (const Layer& layer : layers) {
         if (!only_layer.empty() && only_layer != layer.name) continue;
-        const ConvSpec spec = MakeSpec(layer, random);
+        const ConvSpec spec = MakeSpec(layer, random, variant);
         const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
         const ConvShape shape{batch, layer.size, layer.size, out, out};
         std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in));
-        for (auto& v : x) v = static_cast<uint8_t>(random());
+        for (auto& v : x) v = static_cast<uint8_t>(random() % (1 << variant.x_bits));
         DeviceBuffer device_x(x.size()), device_y(static_cast<size_t>(shape.OutPixels() * layer.out)),
             workspace(kWorkspaceBytes);
         Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
@@ -449,7 +467,7 @@ int main(int argc, char** argv) {
                 << " layers; geometric mean of cuDNN / tuned " << std::exp(log_ratio / std::size(kLayers))
                 << "; chosen / tuned at most " << worst_choice << ".\n\n";
     }
-    if (only_layer.empty() && only_config.empty()) {
+    if (only_layer.empty() && only_config.empty() && variant.x_bits == 8) {
       RunExtras(device, timer);
       std::ofstream none;
       ResidualPairBench(device, timer, none).Table();
