@@ -4,7 +4,7 @@ python benchmarks/gpu_bits.py                                            on an N
 python benchmarks/gpu_bits.py --device cpu-ep --rounds 1 --only @7       does it still run?
 
 Times are those of `gpu_layers.py`: a session holds equal nodes that read one input, tuned; all pairs of a
-layer take turns. LOWBIT_CUDA_WITHOUT=bits,mma_bits says what the pairs take on the kernels of bytes.
+layer take turns. LOWBIT_CUDA_WITHOUT=bits says what the pairs take on the kernels of bytes.
 """
 
 from __future__ import annotations

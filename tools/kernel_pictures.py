@@ -104,7 +104,7 @@ FAMILIES = {
         "With `boxes` one thread fetches both, with `producers` a warpgroup gathers the pixels; without "
         "either all of K fits the stages at once. `_cluster4`: four blocks of a cluster sum over a "
         "quarter of K each and add up. `mma` is the same on older GPUs, whose threads copy the tiles "
-        "themselves, and so is `mma_bits`.",
+        "themselves.",
         "shared memory of a block: codes take the stages' place at the end, or lie behind them with "
         "residuals",
         stages(4, Cell("pixels", "pixels", 1.2), Cell("weights", "weights")),
@@ -161,32 +161,31 @@ FAMILIES = {
         ],
     ),
     "bits": Family(
-        "bits: patches of halo, whose codes become bits on the way to the products",
+        "bits: patches of halo, cut into planes of bits",
         "Windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
-        "than 8 products of bits; `mma_bits` takes other strides, and GPUs from sm_80 on. A block holds what "
-        "one of `halo` holds, its weights as planes of bits; a step along K is 256 channels of a tap, or of "
-        "several.",
+        "than 8 products of bits. A block holds what one of `halo` holds, its weights as planes of bits, and the "
+        "planes of the patch, which its threads cut once for all taps; a step along K is two words of 128 "
+        "channels each.",
         "shared memory of a block",
         [
             Group("fetched once", [Cell("planes of weights, ones", "weights", 2.2)]),
-            Group("slot 0", [Cell("patch i", "pixels", 1.5)]),
-            Group("slot 1", [Cell("patch i + 1", "pixels", 1.5)]),
+            Group("slots", [Cell("slab", "pixels"), Cell("slab", "pixels")]),
+            Group("planes of patches i, i + 1", [Cell("bits", "pixels"), Cell("bits", "pixels")]),
             Group("of each warpgroup", [Cell("codes", "codes"), Cell("codes", "codes")]),
         ],
         [
-            Lane("a warp fetches", [Bar(0, 2, "weights", "weights"), Bar(5.2, 1.6, "pixels", "patch 2")]),
-            Lane("the others fetch", row("pixels", ["patch 0", "patch 1"], start=0.4, length=1.6)),
+            Lane("a warp fetches", [Bar(0, 2, "weights", "weights"), Bar(2.6, 1.6, "pixels", "slabs")]),
+            Lane("the others fetch", row("pixels", ["slab 0", "slab 1"], start=0.4, length=0.8)),
             *(
                 Lane(
                     f"warpgroup {i}",
                     turns(
-                        2.0 + 0.5 * i,
+                        2.0,
                         [
-                            ("pixels", 0.6, "slice"),
-                            ("products", 1.0, "256 bits"),
-                            ("pixels", 0.6, "slice"),
-                            ("products", 1.0, "256 bits"),
+                            ("pixels", 0.8, "cut"),
+                            ("products", 2.0, "bits of all taps"),
                             ("codes", 1.2, "round"),
+                            ("pixels", 0.8, "cut"),
                         ],
                     ),
                 )

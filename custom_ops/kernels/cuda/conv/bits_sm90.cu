@@ -1,50 +1,141 @@
 // Convolutions of stride 1 whose weights and codes have few bits, for Hopper (sm_90a), where a product of 256
-// bits takes the time of one of 32 bytes. Codes come as bytes, in the patches of halo_sm90.cu; the threads that
-// multiply cut them into planes of bits on the way to the registers of A (code_planes.cuh). What lies outside of
-// the image is 0 and counts nowhere.
+// bits takes the time of one of 32 bytes. With the codes q = sum of 2^i q_i and the weights
+// w = lowest + 2^shift * (sum of 2^j w_j),
+//   sum of q w = 2^shift * (sum over i, j of 2^(i + j) * popcount(q_i AND w_j)) + lowest * (sum of q).
+// Products of one power of two share sums, and ones in the place of weights count the bits of q_i for the last
+// term.
+//
+// Codes come as bytes, in the patches of halo_sm90.cu. A block's threads cut a patch into planes of bits once,
+// whatever the window has taps: 128 channels of a place are a word of 16 bytes of each plane, the words of
+// neighbouring places lie side by side, so that eight of them are what wgmma wants together, and any place may be
+// the first. What lies outside of the image is 0 and counts nowhere.
 #include "kernels/cuda/conv/bits.h"
-#include "kernels/cuda/conv/code_planes.cuh"
 #include "kernels/cuda/conv/halo_patches.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Bits of a and b, those of a where `mask` has them.
+__device__ __forceinline__ unsigned Select(unsigned mask, unsigned a, unsigned b) {
+  return (a & mask) | (b & ~mask);
+}
+
+// The planes of 32 codes below 2^kBits, a byte each in eight words, which are added up before they are taken
+// apart, since no bits of theirs meet: bit 8 j + k of a plane is of byte j of word k / 2 + k % 2 * 4
+// (BitOfChannel).
+template <int kBits>
+__device__ __forceinline__ void SliceCodes(const uint4& low, const uint4& high, unsigned (&planes)[kBits]) {
+  if constexpr (kBits == 1) {
+    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
+                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
+    planes[0] = even + 2 * odd;
+  } else if constexpr (kBits == 2) {
+    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
+                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
+    planes[0] = Select(0x55555555u, even, odd << 1);
+    planes[1] = Select(0x55555555u, even >> 1, odd);
+  } else {
+    static_assert(kBits == 4);
+    const unsigned a = low.x + low.z * 16, b = high.x + high.z * 16, c = low.y + low.w * 16,
+                   d = high.y + high.w * 16;
+    const unsigned first[] = {Select(0x55555555u, a, b << 1), Select(0x55555555u, a >> 1, b)},
+                   second[] = {Select(0x55555555u, c, d << 1), Select(0x55555555u, c >> 1, d)};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      planes[i] = Select(0x33333333u, first[i], second[i] << 2);
+      planes[i + 2] = Select(0x33333333u, first[i] >> 2, second[i]);
+    }
+  }
+}
+
+// The sum of 2^i * counts[i][at] for i < kCount.
+template <int kCount, int kPowers, int kSums>
+__device__ __forceinline__ int SumOfPowers(const int (&counts)[kPowers][kSums], int at) {
+  int sum = counts[kCount - 1][at];
+#pragma unroll
+  for (int i = kCount - 2; i >= 0; --i) sum = 2 * sum + counts[i][at];
+  return sum;
+}
+
 template <int kTileN, int kPlanes, int kBits, Finish kFinish>
-struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish, PixelsOfAnyPlaces> {
-  using Patches = HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinish, PixelsOfAnyPlaces>;
-  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::own, Patches::weights;
+struct BitPatches
+    : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish, PixelsOfAnyPlaces> {
+  using Patches =
+      PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish, PixelsOfAnyPlaces>;
+  using Patches::at, Patches::behind_weights, Patches::column, Patches::fixed, Patches::groups,
+      Patches::kSums, Patches::own, Patches::patch, Patches::patches, Patches::tile, Patches::tiles,
+      Patches::weights;
   static constexpr int kPlaneBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
-                       kStepBytes = BitStepBytes(kTileN, kPlanes), kPowers = kPlanes + kBits - 1;
+                       kStepBytes = BitStepBytes(kTileN, kPlanes), kPowers = kPlanes + kBits - 1,
+                       kCutBarrier = 8;  // behind those of warpgroups
   // Behind a thread's sums of channels, those of rows of ones.
   using PowerSums = int[kPowers][kSums + kOnesRows / 2];
 
   const BitsParams& bits;
-  int* const units;  // from the patch on, where the codes of each unit of K begin
+  // Slabs of all patches pass through the slots.
+  const Barriers full = this->patch_barriers, empty = {full(kMaxBitSlots)};
+  const int slabs = patches * bits.slabs;
+  // Of a plane of a patch, and where planes begin, behind all slots.
+  const int word_bytes = bits.places * kBitWordBytes, bit_plane_bytes = bits.words * word_bytes,
+            all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
+  RingPlace slot = {};  // of the next slab to cut
 
   __device__ __forceinline__ void SetUp() const {
-    const int of_slab = bits.slab / kBitUnit;
-    for (int i = static_cast<int>(threadIdx.x); i < bits.k_tiles * kUnitsOfStep;
-         i += static_cast<int>(blockDim.x)) {
-      const int step = i / of_slab;
-      units[i] = step < bits.steps ? bits.step[step] * 16 + i % of_slab * kBitUnit : 0;
-    }
-    Patches::SetUp([&](int k, uint32_t target, uint32_t barrier) {
+    Patches::SetUp(
+        [&] {
+          for (int i = 0; i < bits.slots; ++i) InitBarrier(empty(i), 4 * groups);
+        },
+        [&](int k, uint32_t target, uint32_t barrier) {
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        BulkCopy(target + plane * kPlaneBytes + (plane > 0 ? kOnesBytes : 0),
-                 bits.weights + ((k * kPlanes + plane) * bits.rows + at.n0) * kBitRowBytes, kPlaneBytes,
-                 barrier);
-      }
-      BulkCopy(target + kPlaneBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
-    });
+          for (int plane = 0; plane < kPlanes; ++plane) {
+            BulkCopy(target + plane * kPlaneBytes + (plane > 0 ? kOnesBytes : 0),
+                     bits.weights + ((k * kPlanes + plane) * bits.rows + at.n0) * kBitRowBytes, kPlaneBytes,
+                     barrier);
+          }
+          BulkCopy(target + kPlaneBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
+        },
+        [&] {
+          static_assert(kMaxBitSlots <= 4, "a warp for each slot");
+          if (own.warp >= min(bits.slots, slabs)) return;
+          if (own.lane == 0) {
+            InitBarrier(full(own.warp), bits.patch_rows);
+            FenceBarrierInit();
+            if (own.warp == 0) PrefetchMap(this->map);
+          }
+          __syncwarp();
+          WaitForPredecessors();
+          FetchSlab(own.warp / bits.slabs, own.warp % bits.slabs, own.warp);
+        });
   }
 
-  __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
-    const auto rows = this->WaitForRows();
+  __device__ __forceinline__ void Load() const {
+    RingPlace to;
+    int of_patch = bits.slots / bits.slabs, slab = bits.slots % bits.slabs;
+#pragma unroll 1
+    for (int i = bits.slots; i < slabs; ++i, to.Step(bits.slots)) {
+      WaitBarrier(empty(to.stage), to.parity);
+      FetchSlab(of_patch, slab, to.stage);
+      __syncwarp();
+      if (++slab == bits.slabs) {
+        slab = 0;
+        ++of_patch;
+      }
+    }
+  }
+
+  // A warpgroup has its part in cutting every patch, also one that has no tile for it.
+  __device__ __forceinline__ bool HasTile() const { return patch < patches; }
+
+  __device__ __forceinline__ void MakeTile() {
+    const int planes = all_planes + patch % bits.stages * kBits * bit_plane_bytes;
+    CutPatch(planes);
     PowerSums counts = {};
-    AddSteps(bits.k_tiles * kStepBytes + this->FirstPlace(rows) + this->row * bits.slab, counts);
-    this->FetchAddends();
+    // A warpgroup without a tile multiplies one again: around products the compiler wants no branch.
+    const int first = min(tile, tiles.last - 1) * 64 - this->FirstLine(patch) * bits.pitch;
+    AddSteps(weights.at + planes + first * kBitWordBytes, counts);
+    if (tile >= tiles.last) return;
+    int sums[kSums];
     // A thread's rows, eight apart.
     const int of_codes[] = {SumOfPowers<kBits>(counts, kSums), SumOfPowers<kBits>(counts, kSums + 2)};
     BeginWithBias(fixed.state, column, sums);
@@ -52,7 +143,8 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
     for (int j = 0; j < kSums; ++j) {
       sums[j] += (SumOfPowers<kPowers>(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
     }
-    this->LeavePatch(rows, sums);
+    this->AddPadding(sums);
+    this->Finish(sums);
   }
 
  private:
@@ -61,61 +153,88 @@ struct BitPatches : HaloPatches<kTileN, 0, BitStepBytes(kTileN, kPlanes), kFinis
     for (auto& of_power : counts) HoldRegisters(of_power);
   }
 
-  // A thread's codes of a step: of its two rows, each for the two units that it has of them.
-  struct Codes {
-    uint4 of[4][2];
-  };
+  // By a warp.
+  __device__ __forceinline__ void FetchSlab(int of_patch, int slab, int to_slot) const {
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch),
+              bytes = bits.pitch * bits.slab;
+    static_assert(kMaxHaloRows <= 32, "a lane for each row");
+    if (own.lane >= bits.patch_rows) return;
+    ArriveExpecting(full(to_slot), own.lane < lines ? bytes : 0);
+    if (own.lane >= lines) return;
+    this->FetchLine(line0 + own.lane, slab, behind_weights + to_slot * bits.plane_bytes + own.lane * bytes,
+                    full(to_slot));
+  }
 
-  // `first`: where the codes of the thread's first row begin.
-  __device__ __forceinline__ void LoadCodes(int first, int step, Codes& codes) const {
-    const int swizzle = bits.slab == 128 ? 0x70 : 0x30;
+  // Cuts the patch, into `planes`. Planes are in use until all have passed the next patch's barrier, and that patch
+  // goes to other ones.
+  __device__ __forceinline__ void CutPatch(int planes) {
+    const int places = this->LinesOf(patch) * bits.pitch;
+#pragma unroll 1
+    for (int slab = 0; slab < bits.slabs; ++slab, slot.Step(bits.slots)) {
+      WaitBarrier(full(slot.stage), slot.parity);
+      if (bits.slab == kBitWord) {
+        CutSlab<kBitWord>(slab, planes, places);
+      } else {
+        CutSlab<kBitWord / 2>(slab, planes, places);
+      }
+      if (patch * bits.slabs + slab + bits.slots < slabs) {
+        __syncwarp();
+        if (own.lane == 0) Arrive(empty(slot.stage));
+      }
+    }
+    FenceAsyncProxy();
+    SyncThreads(kCutBarrier, groups * kWarpgroup);
+  }
+
+  // Two or four threads read what there is of a place.
+  template <int kSlabBytes>
+  __device__ __forceinline__ void CutSlab(int slab, int planes, int places) const {
+    constexpr int kUnits = kSlabBytes / kBitUnit, kSwizzle = kSlabBytes == 128 ? 0x70 : 0x30;
+    const int unit = own.lane % kUnits, channel = slab * kSlabBytes + unit * kBitUnit,
+              from = bits.k_tiles * kStepBytes + slot.stage * bits.plane_bytes + unit * kBitUnit,
+              to = planes + channel / kBitWord * word_bytes + channel % kBitWord / kBitUnit * 4,
+              step = groups * kWarpgroup / kUnits;
+    const bool is_half = kUnits == 2 && slab % 2 == 0 && slab + 1 == bits.slabs;  // of the last word
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x) / kUnits; i < places; i += step) {
+      const int place = from + i * kSlabBytes, exchanged = place >> 3 & kSwizzle;
+      unsigned cuts[kBits];
+      SliceCodes(*reinterpret_cast<const uint4*>(weights.data + (place ^ exchanged)),
+                 *reinterpret_cast<const uint4*>(weights.data + ((place + 16) ^ exchanged)), cuts);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int unit = first + units[step * kUnitsOfStep + half * 4 + own.lane % 4];
-#pragma unroll
-      for (int below = 0; below < 2; ++below) {
-        const int place = unit + below * 8 * bits.slab, exchanged = place >> 3 & swizzle;
-#pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
-          codes.of[half * 2 + below][chunk] =
-              *reinterpret_cast<const uint4*>(weights.data + ((place + chunk * 16) ^ exchanged));
-        }
+      for (int plane = 0; plane < kBits; ++plane) {
+        unsigned* const word =
+            reinterpret_cast<unsigned*>(weights.data + to + plane * bit_plane_bytes + i * kBitWordBytes);
+        *word = cuts[plane];
+        if (is_half) word[kUnits] = 0;
       }
     }
   }
 
-  // Adds the products of all steps. The next step's codes come while those of one are multiplied; registers of A
-  // are written when nothing is.
-  __device__ __forceinline__ void AddSteps(int first, PowerSums& counts) {
-    Codes codes;
-    LoadCodes(first, 0, codes);
+  // Adds the products of all steps with the planes whose first place is at `source`.
+  __device__ __forceinline__ void AddSteps(uint32_t source, PowerSums& counts) {
+    const uint32_t a = (source & 0x3FFFF) >> 4;
     uint64_t b = PlainDescriptor(weights.at);
+    Hold(counts);
 #pragma unroll 1
     for (int step = 0; step < bits.k_tiles; ++step, b += kStepBytes >> 4) {
-      unsigned a[kBits][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        unsigned planes[kBits];
-        SliceCodes(codes.of[i][0], codes.of[i][1], planes);
-#pragma unroll
-        for (int plane = 0; plane < kBits; ++plane) a[plane][i] = planes[plane];
-      }
       this->WaitForWeights(step);
-      Hold(counts);
       WgmmaFence();
+      const uint32_t part = a + bits.step[step];
 #pragma unroll
       for (int i = 0; i < kBits; ++i) {
-        MultiplyBits<kTileN + kOnesRows>(counts[i], a[i], b);
+        const uint64_t of_plane = PlacesDescriptor(part + i * (bit_plane_bytes >> 4));
+        MultiplyBits<kTileN + kOnesRows>(counts[i], of_plane, b);
 #pragma unroll
         for (int plane = 1; plane < kPlanes; ++plane) {
-          MultiplyBits<kTileN>(counts[i + plane], a[i], b + ((plane * kPlaneBytes + kOnesBytes) >> 4));
+          MultiplyBits<kTileN>(counts[i + plane], of_plane, b + ((plane * kPlaneBytes + kOnesBytes) >> 4));
         }
       }
-      WgmmaCommit();
-      if (step + 1 < bits.k_tiles) LoadCodes(first, step + 1, codes);
-      WgmmaWait<0>();
-      Hold(counts);
     }
+    WgmmaCommit();
+    this->FetchAddends();
+    WgmmaWait<0>();
+    Hold(counts);
   }
 };
 #endif
@@ -127,8 +246,7 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kPlanes, kBits) * 128 + 32
   using Pipeline = BitPatches<kTileN, kPlanes, kBits, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  __shared__ int units[kMaxHaloWeights * kUnitsOfStep];
-  RunPipeline(Pipeline{{p, map, fixed, SharedTiles(unaligned)}, p, units});
+  RunPipeline(Pipeline{{p, map, fixed, SharedTiles(unaligned)}, p});
 #endif
 }
 
@@ -159,8 +277,8 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
 }  // namespace
 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  if (p.stages < 1 || p.stages > kMaxSlots || p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights ||
-      p.epilogue.sums == SumForm::kInteger ||
+  if (p.stages < 1 || p.slots < 1 || p.slots > kMaxBitSlots || p.patch_rows > kMaxHaloRows ||
+      p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
       config.tile_m / 64 > MaxBitTiles(config.tile_n, p.planes, p.x_bits)) {
     return cudaErrorInvalidValue;
   }

@@ -13,31 +13,103 @@
 namespace lowbit::cuda {
 namespace {
 
+constexpr int kMaxSlots = 2;
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Slots for whole patches, each row of which has a barrier.
 template <int kTileN, int kSlab, bool kSigned, Finish kFinish>
-struct Halo : HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish> {
-  using Patches = HaloPatches<kTileN, kSlab, kTileN * kRowBytes, kFinish>;
-  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::p, Patches::slots,
-      Patches::weights;
+struct Halo : PatchTiles<kTileN, kSlab, kTileN * kRowBytes, kMaxSlots*(kMaxHaloRows + 1), kFinish> {
+  using Patches = PatchTiles<kTileN, kSlab, kTileN * kRowBytes, kMaxSlots*(kMaxHaloRows + 1), kFinish>;
+  using Patches::at, Patches::behind_weights, Patches::column, Patches::fixed, Patches::groups,
+      Patches::kSums, Patches::own, Patches::p, Patches::patch, Patches::patches, Patches::tile,
+      Patches::warps, Patches::weights;
   static constexpr int kBytesB = kTileN * kRowBytes, kSteps = kRowBytes / kSlab;
 
+  const int slot_bytes = p.slabs * p.plane_bytes;
+  const Barriers empty = {this->patch_barriers(kMaxSlots * kMaxHaloRows)};
+  RingPlace place = {};
+
+  __device__ __forceinline__ uint32_t RowFull(int slot, int i) const {
+    return this->patch_barriers(slot * kMaxHaloRows + i);
+  }
+
   __device__ __forceinline__ void SetUp() const {
-    Patches::SetUp([&](int k, uint32_t target, uint32_t barrier) {
-      BulkCopy(target, at.Weights(p, k), kBytesB, barrier);
-    });
+    Patches::SetUp(
+        [&] {
+          // Every warp is done with every tile of a patch.
+          for (int slot = 0; slot < p.stages; ++slot) InitBarrier(empty(slot), 4 * groups);
+        },
+        [&](int k, uint32_t target, uint32_t barrier) {
+          BulkCopy(target, at.Weights(p, k), kBytesB, barrier);
+        },
+        [&] {
+          if (own.lane != 0) return;
+          for (int slot = 0; slot < p.stages; ++slot) {
+            for (int i = own.warp; i < p.patch_rows; i += warps - 1) InitBarrier(RowFull(slot, i), 1);
+          }
+          FenceBarrierInit();
+          if (own.warp == 0) PrefetchMap(this->map);
+          WaitForPredecessors();
+          for (int slot = 0; slot < min(p.stages, patches); ++slot) {
+            FetchRows(slot, slot, own.warp, warps - 1);
+          }
+        });
+  }
+
+  __device__ __forceinline__ void Load() const {
+    RingPlace to;
+    for (int i = p.stages; i < patches; ++i, to.Step(p.stages)) {
+      WaitBarrier(empty(to.stage), to.parity);
+      FetchRows(i, to.stage, own.lane, 32);
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ void Step() {
+    Patches::Step();
+    place.Step(p.stages);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
-    const auto rows = this->WaitForRows();
+    // A tile's part of the patch.
+    const int first_line = this->FirstLine(patch),
+              end = Divide(tile * 64 + 63 + p.reach, p.by_pitch) - first_line;
+#pragma unroll 1
+    for (int i = 0; i <= end; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
     BeginWithBias(fixed.state, column, sums);
-    AddTaps(MatrixPart(slots + this->FirstPlace(rows)), sums);
+    AddTaps(
+        MatrixPart(behind_weights + place.stage * slot_bytes + (tile * 64 - first_line * p.pitch) * kSlab),
+        sums);
     this->FetchAddends();
     WgmmaWait<0>();
     HoldRegisters(sums);
-    this->LeavePatch(rows, sums);
+    this->AddPadding(sums);
+    if (patch + p.stages < patches) {
+      // No phase of a barrier passes unseen.
+#pragma unroll 1
+      for (int i = end + 1; i < p.patch_rows; ++i) WaitBarrier(RowFull(place.stage, i), place.parity);
+      __syncwarp();
+      if (own.lane == 0) Arrive(empty(place.stage));
+    }
   }
 
  private:
+  // Every `step`th row of a patch from `i` on, by one thread.
+  __device__ __forceinline__ void FetchRows(int of_patch, int slot, int i, int step) const {
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch);
+#pragma unroll 1
+    for (; i < p.patch_rows; i += step) {
+      const uint32_t full = RowFull(slot, i);
+      ArriveExpecting(full, i < lines ? p.slabs * p.pitch * kSlab : 0);
+      if (i >= lines) continue;
+      const uint32_t target = behind_weights + slot * slot_bytes + i * p.pitch * kSlab;
+#pragma unroll 1
+      for (int slab = 0; slab < p.slabs; ++slab) {
+        this->FetchLine(line0 + i, slab, target + slab * p.plane_bytes, full);
+      }
+    }
+  }
+
   // The products of all taps with the pixels at `source`, under way.
   __device__ __forceinline__ void AddTaps(uint32_t source, int (&sums)[kSums]) {
     uint32_t b = MatrixPart(weights.at);

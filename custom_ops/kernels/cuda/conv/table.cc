@@ -18,7 +18,7 @@ std::span<const ConvRow* const> ConvTable() {
   // Where configurations have equal estimates, the first one is taken.
   static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow,  &kTeamRow,
                                              &kBitsRow,      &kHaloRow,  &kWindowsRow, &kWgmmaRow,
-                                             &kBitsMmaRow,   &kMmaRow,   &kPlainRow};
+                                             &kMmaRow,       &kPlainRow};
   return kRows;
 }
 

@@ -23,6 +23,13 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t shared) {
   return SlabDescriptor<128>(MatrixPart(shared));
 }
 
+// A of bits without swizzle: eight places of 16 bytes in a row lie together, any of them is the first; the next eight
+// follow. `part`: where the first half of k begins, and how much further the second, both in 16 bytes, the one in the
+// low half of the word, the other in the high one.
+__device__ __forceinline__ uint64_t PlacesDescriptor(uint32_t part) {
+  return static_cast<uint64_t>(128 >> 4) << 32 | part;
+}
+
 // B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
 // further the next eight rows.
 __device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {

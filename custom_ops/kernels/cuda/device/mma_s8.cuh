@@ -50,16 +50,4 @@ __device__ __forceinline__ void Multiply(int (&c)[4], const unsigned (&a)[4], un
 #endif
 }
 
-// c[16x8] += the population counts of a[16 x 128 bits] AND b[8 x 128 bits]^T. GPUs behind sm_90 have no such
-// units: there the compiler makes products of bytes of them.
-__device__ __forceinline__ void MultiplyBits(int (&c)[4], const unsigned (&a)[2], unsigned b) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-#endif
-}
-
 }  // namespace lowbit::cuda

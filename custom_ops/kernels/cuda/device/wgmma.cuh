@@ -88,26 +88,24 @@ __device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a
   }
 }
 
-// The same of bits: d[64 x kN] += the population counts of a AND b, for the first kN / 2 sums of d.
+// As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b, for the first kN / 2 sums of d.
 template <int kN, int kSums>
-__device__ __forceinline__ void MultiplyBits(int (&d)[kSums], const unsigned (&a)[4], uint64_t b) {
+__device__ __forceinline__ void MultiplyBits(int (&d)[kSums], uint64_t a, uint64_t b) {
   static_assert(kN <= 2 * kSums);
 #define LOWBIT_WGMMA_BITS(n, sums, operands, ...)                                                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", 1;" \
                : __VA_ARGS__                                                                                 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+               : "l"(a), "l"(b))
   if constexpr (kN == 64) {
-    LOWBIT_WGMMA_BITS(64, LOWBIT_OPERANDS_32, "{%32, %33, %34, %35}, %36", LOWBIT_SUMS_16(0),
-                      LOWBIT_SUMS_16(16));
+    LOWBIT_WGMMA_BITS(64, LOWBIT_OPERANDS_32, "%32, %33", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16));
   } else if constexpr (kN == 80) {
-    LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "{%40, %41, %42, %43}, %44", LOWBIT_SUMS_16(0),
-                      LOWBIT_SUMS_16(16), LOWBIT_SUMS_8(32));
+    LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "%40, %41", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
+                      LOWBIT_SUMS_8(32));
   } else if constexpr (kN == 128) {
-    LOWBIT_WGMMA_BITS(128, LOWBIT_OPERANDS_64, "{%64, %65, %66, %67}, %68", LOWBIT_SUMS_64(0));
+    LOWBIT_WGMMA_BITS(128, LOWBIT_OPERANDS_64, "%64, %65", LOWBIT_SUMS_64(0));
   } else {
     static_assert(kN == 144);
-    LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "{%72, %73, %74, %75}, %76", LOWBIT_SUMS_64(0),
-                      LOWBIT_SUMS_8(64));
+    LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "%72, %73", LOWBIT_SUMS_64(0), LOWBIT_SUMS_8(64));
   }
 #undef LOWBIT_WGMMA_BITS
 }

@@ -131,14 +131,6 @@ void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsi
   });
 }
 
-void MultiplyBitFragments(int (&c)[4], const unsigned (&a)[2], unsigned b) {
-  // As the first half of 256.
-  const unsigned rows[] = {a[0], a[1], 0, 0};
-  ForEachSum(c, rows, b, 0, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], int& sum) {
-    AddProducts(Elements::kBits, row, column, sum);
-  });
-}
-
 void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   ForEachSum(c, a, b0, b1, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], float& sum) {
     double exact = sum;

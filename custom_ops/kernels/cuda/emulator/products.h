@@ -32,9 +32,6 @@ void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]);
 // mma.sync: this thread's part of c[16 x 8] += a[16 x 32] * b[8 x 32]^T.
 void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
-// The same of bits, a[16 x 128] * b[8 x 128]^T.
-void MultiplyBitFragments(int (&c)[4], const unsigned (&a)[2], unsigned b);
-
 // The same of floats, a[16 x 8 words] * b[8 x 8 words]^T: words of two float16 numbers, or of one in TF32. Sums are
 // rounded once, which the GPU does not promise.
 void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);

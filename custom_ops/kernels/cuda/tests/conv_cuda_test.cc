@@ -158,11 +158,6 @@ class Generator : public cuda::Draws {
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
       if (Coin()) s = {Int(1, 300), 1, 1, 0, 0};  // a matrix product
     }
-    if (kind == "bits" && Coin(0.4)) {  // of any stride
-      g.in_channels = 16 * Int(1, 20);
-      g.stride_h = Int(1, 3);
-      g.stride_w = Int(1, 3);
-    }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
       g.out_channels = Int(1, 70);

@@ -21,8 +21,4 @@ void Multiply(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulator::MultiplyFragments(kSigned, c, a, b0, b1);
 }
 
-inline void MultiplyBits(int (&c)[4], const unsigned (&a)[2], unsigned b) {
-  emulator::MultiplyBitFragments(c, a, b);
-}
-
 }  // namespace lowbit::cuda

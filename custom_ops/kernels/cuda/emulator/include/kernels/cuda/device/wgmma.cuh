@@ -43,10 +43,9 @@ void MultiplyRows(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
 }
 
 template <int kN, int kCount>
-void MultiplyBits(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
+void MultiplyBits(int (&d)[kCount], uint64_t a, uint64_t b) {
   static_assert(kN <= 2 * kCount);
-  emulator::MultiplyRows({.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = true, .a = 0, .b = b},
-                         a);
+  emulator::Multiply({.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = true, .a = a, .b = b});
 }
 
 }  // namespace lowbit::cuda
