@@ -59,10 +59,8 @@ __device__ __forceinline__ int SumOfPowers(const int (&counts)[kPowers][kSums], 
 }
 
 template <int kTileN, int kPlanes, int kBits, Finish kFinish>
-struct BitPatches
-    : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish, PixelsOfAnyPlaces> {
-  using Patches =
-      PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish, PixelsOfAnyPlaces>;
+struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish> {
+  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish>;
   using Patches::at, Patches::behind_weights, Patches::column, Patches::fixed, Patches::groups,
       Patches::kSums, Patches::own, Patches::patch, Patches::patches, Patches::tile, Patches::tiles,
       Patches::weights;

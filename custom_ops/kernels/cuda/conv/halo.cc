@@ -35,13 +35,6 @@ HaloLine LineOf(const ConvProblem& problem) {
   HaloLine line;
   line.slab = static_cast<int>(slab);
   line.slabs = static_cast<int>(problem.channels / slab);
-  line.flat = problem.IsFlat();
-  if (line.flat) {  // rows of as many pixels as a tile has
-    line.tiles = CeilDiv(s.OutPixels(), 64);
-    line.pitch = 64;
-    line.image_rows = static_cast<int>(std::min(line.tiles, kMaxBytes));
-    return line;
-  }
   line.tiles = (s.batch * image_rows * pitch + 63) / 64;
   line.pitch = static_cast<int>(std::min(pitch, kMaxBytes));
   line.image_rows = static_cast<int>(std::min(image_rows, kMaxBytes));
@@ -58,11 +51,6 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   h.images = static_cast<int>(problem.shape.batch);
   h.reach = line.reach;
   h.slab = line.slab;
-  h.flat = line.flat;
-  if (line.flat) {
-    h.in_w = h.out_w = static_cast<int>(problem.m);
-    h.in_h = h.out_h = h.images = 1;
-  }
   h.slabs = line.slabs;
   h.tiles = static_cast<int>(line.tiles);
   h.patch_rows = line.Rows(config.tile_m);

@@ -24,7 +24,6 @@ struct HaloParams : TileParams, WindowParams {
   int pitch = 0, image_rows = 0, images = 0;
   int reach = 0;            // places from the first tap of a window to its last
   int slab = 0, slabs = 0;  // channels that lie together: 64 or 128
-  bool flat = false;        // places are pixels, which lie in one long row
   int tiles = 0;            // of 64 places
   int patch_rows = 0;       // what a block fetches at once, at most
   int plane_bytes = 0;      // of a slab of a patch
@@ -38,10 +37,9 @@ struct HaloParams : TileParams, WindowParams {
 struct HaloLine {
   int64_t tiles = 0;
   int pitch = 0, image_rows = 0, reach = 0, slab = 0, slabs = 0;
-  bool flat = false;
 
   // Rows of a patch for tile_m outputs, and the bytes of one of its slabs.
-  int Rows(int tile_m) const { return flat ? tile_m / pitch : (pitch - 1 + tile_m - 1 + reach) / pitch + 1; }
+  int Rows(int tile_m) const { return (pitch - 1 + tile_m - 1 + reach) / pitch + 1; }
   int PlaneBytes(int tile_m) const { return (Rows(tile_m) * pitch * slab + 1023) / 1024 * 1024; }
 };
 

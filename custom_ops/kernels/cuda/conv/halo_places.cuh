@@ -41,17 +41,6 @@ struct PixelsOfPlaces {
     return ox < p.out_w && oy < p.out_h && image < p.images;
   }
 };
-
-// The same where they may be pixels.
-struct PixelsOfAnyPlaces : PixelsOfPlaces {
-  static __device__ __forceinline__ Start StartOf(const HaloParams& p, int line) {
-    return p.flat ? Start{0, line * p.pitch, 0} : PixelsOfPlaces::StartOf(p, line);
-  }
-  __device__ __forceinline__ int operator()(int row) const {
-    if (p.flat) return first + row < p.m ? first + row : -1;
-    return PixelsOfPlaces::operator()(row);
-  }
-};
 #endif
 
 // The input in boxes of a row of `pitch` pixels and a slab of channels.

@@ -153,10 +153,9 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "bits" && Coin(0.3)) {
-      g.kernel_h = g.kernel_w = 1;
-      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
-      if (Coin()) s = {Int(1, 300), 1, 1, 0, 0};  // a matrix product
+    if (kind == "bits" && Coin(0.2)) {  // whose patches have more slabs than there are slots
+      s = {1, Int(3, 16), Int(3, 16), 0, 0};
+      g.in_channels = 128 * Int(4, 8);
     }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);

@@ -659,6 +659,9 @@ void TestBits() {
   ConvProblem strided = problem;
   strided.geometry.stride_h = strided.geometry.stride_w = 2;
   Expect(!kBitsRow.refuse(strided, hopper).empty(), "a stride");
+  ConvProblem pointwise = problem;
+  pointwise.geometry.kernel_h = pointwise.geometry.kernel_w = 1;
+  Expect(!kBitsRow.refuse(pointwise, hopper).empty(), "nothing is read twice");
   problem.x.bits = 3;
   Expect(!kBitsRow.refuse(problem, hopper).empty(), "w2a3 has as many products as bytes");
   problem.x = {2, Encoding::kSigned};
