@@ -69,6 +69,13 @@ PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision p
                    const Limits& limits = {});
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
+// How a product in float32 is summed, which the node and its shapes alone decide: slices of `length` elements each,
+// the last one of what is left, front to back with fma; then their sums by a binary tree.
+struct SumSlices {
+  int count = 1, length = 0;
+};
+SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y);
+SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);

@@ -386,8 +386,10 @@ PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& d
     const auto launch = [multiprocessors = device.multiprocessors](const Run& run, const TensorParams& p) {
       LaunchProduct<Column, kPrecision>(run, p, multiprocessors);
     };
-    return MakeProduct(name + "_" + NameOf(precision), op, shared,
-                       PackWeights<kPrecision>(shared, op.weights), device, launch);
+    const auto plan = [=, text = name + "_" + NameOf(precision)](const TensorParams& geometry) {
+      return MakeKernelPlan(text, geometry, launch);
+    };
+    return MakeProduct(op, shared, PackWeights<kPrecision>(shared, op.weights), device, plan);
   };
   return std::visit(
       pack, OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
