@@ -415,7 +415,8 @@ __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ F
 
 using Tiles = std::tuple<Tile<128, 128, 8, 8, 3>, Tile<64, 128, 8, 8, 4>, Tile<64, 64, 8, 4, 4>,
                          Tile<64, 32, 8, 4, 4>, Tile<128, 8, 4, 4, 6>>;
-constexpr int kTileCount = std::tuple_size_v<Tiles>;
+constexpr int kTileCount = FloatTiling::kTiles;
+static_assert(kTileCount == std::tuple_size_v<Tiles>);
 
 // Calls fn with the tile of that number.
 template <typename Fn, int... kIndices>
@@ -431,24 +432,31 @@ void WithTile(int index, const Fn& fn) {
 template <typename Column, typename T>
 constexpr bool kMayUse = kStoresColumns<Column> || T::kColumns >= kWarp;
 
-// About how many clocks of a multiprocessor.
+template <typename T>
+constexpr int SharedBytes(bool in_cluster) {
+  return (T::kStages * T::kStageFloats + (in_cluster ? T::kOutputs : 0)) * static_cast<int>(sizeof(float));
+}
+
+// About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
 template <typename T>
 double CostOf(const FloatParams& p, int slices, int slice, int multiprocessors) {
-  constexpr double kProducts = 128, kBytes = 24;  // of a multiprocessor in a clock, from the L2 cache
-  constexpr double kHiding = 3072;                // outputs under way that hide half of the latencies
-  constexpr double kStart = 1500, kAdd = 1200,
-                   kLevel = 100;     // a block, the slices' sums, each level of the tree
-  constexpr double kMostBlocks = 4;  // that are on a multiprocessor at once
-  constexpr double kRate = T::kThreadRows * T::kThreadColumns >= 64 ? 0.9 : 0.8;  // fewer reads for a product
+  constexpr double kProducts = 128, kBytes = 24,
+                   kSent = 16;  // in a clock: fma, bytes of the L2 cache, of a cluster
+  constexpr double kHiding =
+      3072;  // outputs under way, beside which as many would hide half of the latencies
+  constexpr double kStart = 1500, kJoin = 1000;                 // of the first block, and of its cluster
+  constexpr int kRegisters = 65536 / 128, kShared = 227 << 10;  // threads of 128 registers; bytes
+  constexpr double kRate = T::kThreadRows * T::kThreadColumns >= 64 ? 0.9 : 0.8;  // more products for a read
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
   const double blocks = std::ceil(tiles * slices / multiprocessors);
-  const double under_way = std::min(blocks, kMostBlocks) * T::kOutputs;
+  const int at_once = std::min(kRegisters / T::kBlock, kShared / SharedBytes<T>(slices > 1));
+  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
   const double rate = kRate * under_way / (under_way + kHiding);
   const double products = double{T::kOutputs} * slice / (kProducts * rate);
   const double bytes = 4.0 * (T::kRows + T::kColumns) * slice / kBytes;
-  const double added = slices == 1 ? 0 : kAdd + kLevel * std::bit_width(static_cast<unsigned>(slices));
-  return kStart + blocks * std::max(products, bytes) + added;
+  const double stored = 4.0 * T::kOutputs / (slices == 1 ? kBytes : kSent);
+  return kStart + (slices > 1 ? kJoin : 0) + blocks * (std::max(products, bytes) + stored);
 }
 
 struct Choice {
@@ -500,16 +508,16 @@ struct ColumnOf<FloatConvOp> {
 
 // The cheapest number of slices for the GPUs that this was made for, whatever GPU is there: it decides the bits.
 template <typename Op>
-void SetSlices(const Op& op, FloatParams& p) {
+void SetSlices(const Op& op, int asked, FloatParams& p) {
   constexpr int kMultiprocessors = 132;
   p.slices = 1, p.slice = p.depth;
   if (IsNarrow(op, p)) return;
   double least = std::numeric_limits<double>::infinity();
-  for (int slices = 1; slices <= kMostSlices; slices *= 2) {
+  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
     const int slice = static_cast<int>(BlocksFor(p.depth, int64_t{slices} * kDepth)) * kDepth;
     if (slices > 1 && (int64_t{slices - 1} * slice >= p.depth || p.groups > kMostGridRows / slices)) break;
     const double cost = CheapestTile<typename ColumnOf<Op>::type>(p, slices, slice, kMultiprocessors).cost;
-    if (cost < least) least = cost, p.slices = slices, p.slice = slice;
+    if (asked > 0 || cost < least) least = cost, p.slices = slices, p.slice = slice;
   }
 }
 
@@ -527,9 +535,9 @@ void LaunchTile(const Run& run, const FloatParams& p, const Device& device) {
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.slices)};
-  const size_t floats = T::kStages * T::kStageFloats + (p.in_cluster ? T::kOutputs : 0);
-  const cudaError_t error = run.queue.LaunchWith({floats * sizeof(float), &cluster, p.in_cluster ? 1 : 0},
-                                                 kKernel, grid, dim3(T::kBlock), p);
+  const size_t shared_bytes = SharedBytes<T>(p.in_cluster);
+  const cudaError_t error =
+      run.queue.LaunchWith({shared_bytes, &cluster, p.in_cluster ? 1 : 0}, kKernel, grid, dim3(T::kBlock), p);
   Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
 }
 
@@ -569,13 +577,16 @@ void LaunchNarrow(const Run& run, const FloatParams& p) {
 }
 
 template <typename Op>
-NodePlanPtr PlanProduct(const std::string& name, const Op& op, FloatParams geometry, const Device& device) {
+NodePlanPtr PlanProduct(const std::string& name, const Op& op, FloatParams geometry, const Device& device,
+                        const FloatTiling& tiling) {
   if (IsNarrow(op, geometry)) return MakeKernelPlan(name + " narrow", geometry, LaunchNarrow);
   using Column = typename ColumnOf<Op>::type;
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
-  SetSlices(op, geometry);
+  SetSlices(op, tiling.slices, geometry);
   const int tile =
-      CheapestTile<Column>(geometry, geometry.slices, geometry.slice, device.multiprocessors).tile;
+      tiling.tile >= 0
+          ? tiling.tile
+          : CheapestTile<Column>(geometry, geometry.slices, geometry.slice, device.multiprocessors).tile;
   std::string text = name;
   WithTile(tile, [&](auto known) {
     text += " " + std::to_string(decltype(known)::kRows) + "x" + std::to_string(decltype(known)::kColumns);
@@ -635,40 +646,53 @@ std::vector<float> PackWeights(const FloatParams& p, const std::vector<float>& w
 }
 
 template <typename Op>
-PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, FloatPrecision precision,
-                          const Limits& limits) {
-  if (HasTensorProduct(op, device, precision)) return PackTensorProduct(op, device, precision, limits);
+PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, const Limits& limits,
+                          const FloatTiling& tiling) {
   const FloatParams shared = Describe(op, limits);
-  const auto plan = [=, op = Op()](const FloatParams& geometry) {
-    return PlanProduct(name, op, geometry, device);
+  const auto plan = [=](const FloatParams& geometry) {
+    return PlanProduct(name, Op(), geometry, device, tiling);
   };
   return MakeProduct(op, shared, PackWeights(shared, op.weights), device, plan);
 }
 
 template <typename Op>
-SumSlices SlicesOfShapes(const Op& op, const TensorShape& x, const TensorShape& y) {
+SumSlices SlicesOfShapes(const Op& op, const TensorShape& x, const TensorShape& y,
+                         const FloatTiling& tiling) {
   FloatParams p = Describe(op, {});
   SetShapes(op, x, y, p);
-  SetSlices(op, p);
+  SetSlices(op, tiling.slices, p);
   return {p.slices, p.slice};
 }
 
 }  // namespace
 
-SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y) {
-  return SlicesOfShapes(op, x, y);
+SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling) {
+  return SlicesOfShapes(op, x, y, tiling);
 }
-SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
-  return SlicesOfShapes(op, x, y);
+SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling) {
+  return SlicesOfShapes(op, x, y, tiling);
+}
+
+PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling) {
+  return PackProduct("float_gemm", op, device, limits, tiling);
+}
+PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling) {
+  return PackProduct("float_conv", op, device, limits, tiling);
 }
 
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return PackProduct("float_gemm", op, device, precision, limits);
+  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
+                                                 : PackTiled(op, device, limits);
 }
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return PackProduct("float_conv", op, device, precision, limits);
+  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
+                                                 : PackTiled(op, device, limits);
 }
 
 }  // namespace lowbit::cuda
