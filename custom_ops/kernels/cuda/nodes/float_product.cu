@@ -27,7 +27,7 @@ constexpr int kMostSlices = 16;
 struct FloatParams : ProductParams {
   const float* weights = nullptr;  // [groups][depth][pitch], with zeros behind the elements of k and the rows
   int k = 0, depth = 0, pitch = 0;
-  int slices = 1, slice = 0;  // slices of k: how many, a power of two, and of how many elements
+  int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
   bool in_cluster = false;    // the blocks of a tile's slices are a cluster
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
@@ -243,7 +243,8 @@ __global__ void __launch_bounds__(T::kBlock) ProductTiles(const __grid_constant_
   const int group = static_cast<int>(blockIdx.z) / p.slices,
             slice = static_cast<int>(blockIdx.z) - group * p.slices;
   const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
-  const int k0 = slice * p.slice, steps = (min(p.depth - k0, p.slice) + kDepth - 1) / kDepth;
+  const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / kDepth) / p.slices); };
+  const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * kDepth;
   if (p.in_cluster) {
     if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
@@ -439,7 +440,7 @@ constexpr int SharedBytes(bool in_cluster) {
 
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
 template <typename T>
-double CostOf(const FloatParams& p, int slices, int slice, int multiprocessors) {
+double CostOf(const FloatParams& p, int slices, int multiprocessors) {
   constexpr double kProducts = 128, kBytes = 24,
                    kSent = 16;  // in a clock: fma, bytes of the L2 cache, of a cluster
   constexpr double kHiding =
@@ -453,7 +454,9 @@ double CostOf(const FloatParams& p, int slices, int slice, int multiprocessors) 
   const int at_once = std::min(kRegisters / T::kBlock, kShared / SharedBytes<T>(slices > 1));
   const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
   const double rate = kRate * under_way / (under_way + kHiding);
-  const double products = double{T::kOutputs} * slice / (kProducts * rate);
+  const double slice =
+      static_cast<double>(BlocksFor(p.depth, int64_t{slices} * kDepth)) * kDepth;  // of the longest
+  const double products = T::kOutputs * slice / (kProducts * rate);
   const double bytes = 4.0 * (T::kRows + T::kColumns) * slice / kBytes;
   const double stored = 4.0 * T::kOutputs / (slices == 1 ? kBytes : kSent);
   return kStart + (slices > 1 ? kJoin : 0) + blocks * (std::max(products, bytes) + stored);
@@ -464,13 +467,13 @@ struct Choice {
   double cost = std::numeric_limits<double>::infinity();
 };
 template <typename Column>
-Choice CheapestTile(const FloatParams& p, int slices, int slice, int multiprocessors) {
+Choice CheapestTile(const FloatParams& p, int slices, int multiprocessors) {
   Choice best;
   for (int i = 0; i < kTileCount; ++i) {
     WithTile(i, [&](auto tile) {
       using T = decltype(tile);
       if (!kMayUse<Column, T>) return;
-      const double cost = CostOf<T>(p, slices, slice, multiprocessors);
+      const double cost = CostOf<T>(p, slices, multiprocessors);
       if (cost < best.cost) best = {i, cost};
     });
   }
@@ -510,14 +513,13 @@ struct ColumnOf<FloatConvOp> {
 template <typename Op>
 void SetSlices(const Op& op, int asked, FloatParams& p) {
   constexpr int kMultiprocessors = 132;
-  p.slices = 1, p.slice = p.depth;
+  p.slices = 1;
   if (IsNarrow(op, p)) return;
   double least = std::numeric_limits<double>::infinity();
   for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
-    const int slice = static_cast<int>(BlocksFor(p.depth, int64_t{slices} * kDepth)) * kDepth;
-    if (slices > 1 && (int64_t{slices - 1} * slice >= p.depth || p.groups > kMostGridRows / slices)) break;
-    const double cost = CheapestTile<typename ColumnOf<Op>::type>(p, slices, slice, kMultiprocessors).cost;
-    if (asked > 0 || cost < least) least = cost, p.slices = slices, p.slice = slice;
+    if (slices > 1 && (slices > p.depth / kDepth || p.groups > kMostGridRows / slices)) break;
+    const double cost = CheapestTile<typename ColumnOf<Op>::type>(p, slices, kMultiprocessors).cost;
+    if (asked > 0 || cost < least) least = cost, p.slices = slices;
   }
 }
 
@@ -583,17 +585,19 @@ NodePlanPtr PlanProduct(const std::string& name, const Op& op, FloatParams geome
   using Column = typename ColumnOf<Op>::type;
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   SetSlices(op, tiling.slices, geometry);
-  const int tile =
-      tiling.tile >= 0
-          ? tiling.tile
-          : CheapestTile<Column>(geometry, geometry.slices, geometry.slice, device.multiprocessors).tile;
+  const int tile = tiling.tile >= 0
+                       ? tiling.tile
+                       : CheapestTile<Column>(geometry, geometry.slices, device.multiprocessors).tile;
   std::string text = name;
   WithTile(tile, [&](auto known) {
     text += " " + std::to_string(decltype(known)::kRows) + "x" + std::to_string(decltype(known)::kColumns);
   });
   if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
+  int shared_bytes = 0;
+  WithTile(tile, [&](auto known) { shared_bytes = SharedBytes<decltype(known)>(true); });
   geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
-                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters);
+                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
+                        shared_bytes <= device.shared_bytes;
   // Outputs that lie side by side.
   const unsigned line =
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
@@ -626,7 +630,7 @@ FloatParams Describe(const Op& op, const Limits& limits) {
   FloatParams p;
   Describe(op, limits, p);
   p.k = CheckedSize(p.channels * TapsOf(op), "sums of length");
-  p.depth = static_cast<int>(BlocksFor(p.k, kDepth)) * kDepth;
+  p.depth = CheckedSize(int64_t{BlocksFor(p.k, kDepth)} * kDepth, "sums of length");
   p.pitch = static_cast<int>(BlocksFor(p.rows, 4)) * 4;
   p.by_taps = MakeDivisor(TapsOf(op));
   return p;
@@ -661,7 +665,7 @@ SumSlices SlicesOfShapes(const Op& op, const TensorShape& x, const TensorShape& 
   FloatParams p = Describe(op, {});
   SetShapes(op, x, y, p);
   SetSlices(op, tiling.slices, p);
-  return {p.slices, p.slice};
+  return {p.slices, p.depth / kDepth, kDepth};
 }
 
 }  // namespace

@@ -79,10 +79,11 @@ PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limit
                         const FloatTiling& tiling = {});
 PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling = {});
-// How a product in float32 is summed, which the node and its shapes alone decide: slices of `length` elements each,
-// the last one of what is left, front to back with fma; then their sums by a binary tree.
+// How a product in float32 is summed, which the node and its shapes alone decide: `steps` of `step` elements each, the
+// last one of what is left, are cut into slices, of which number s begins at s * steps / count. Each is summed front to
+// back with fma, then their sums by a binary tree.
 struct SumSlices {
-  int count = 1, length = 0;
+  int count = 1, steps = 0, step = 0;
 };
 SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y,
                    const FloatTiling& tiling = {});

@@ -392,7 +392,10 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
   std::vector<float> sums;
   for (int64_t slice = 0; slice < slices.count; ++slice) {
     float sum = 0;
-    for (int64_t k = slice * slices.length; k < std::min(length, (slice + 1) * slices.length); ++k) {
+    const auto begin = [&](int64_t s) {
+      return std::min(length, s * slices.steps / slices.count * slices.step);
+    };
+    for (int64_t k = begin(slice); k < begin(slice + 1); ++k) {
       const auto [x, w] = term(k);
       sum = std::fma(w, x, sum);
     }
