@@ -11,10 +11,6 @@ struct FloatParams : SplitParams {
   int pitch = 0;
 };
 
-__device__ __forceinline__ float ElementOf(const float4& v, int e) {
-  return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
-}
-
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf>
 struct Tile {
   using Params = FloatParams;

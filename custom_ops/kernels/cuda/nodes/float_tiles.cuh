@@ -175,6 +175,10 @@ struct WindowSource {
 
 // ---- the products
 
+__device__ __forceinline__ float ElementOf(const float4& v, int e) {
+  return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
+}
+
 struct Fours {
   float v[4];
 };
