@@ -125,20 +125,21 @@ inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
   return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
 }
 
-// `shared`: what Describe gave and what else is known before the shapes, with a member `weights`.
-template <typename Op, typename Params, typename Weight, typename Launch>
-PackedNodePtr MakeProduct(std::string text, const Op& op, Params shared, const std::vector<Weight>& weights,
-                          const Device& device, const Launch& launch) {
+// `shared`: what Describe gave and what else is known before the shapes, with a member `weights`. plan(parameters) once
+// the shapes are known, too.
+template <typename Op, typename Params, typename Weight, typename Plan>
+PackedNodePtr MakeProduct(const Op& op, Params shared, const std::vector<Weight>& weights,
+                          const Device& device, const Plan& plan) {
   NodeConstants constants;
   constants.Add(weights, shared.weights);
   constants.Add(op.bias, shared.bias);
   const auto memory = constants.Upload(device);
-  const auto plan = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+  const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     Params geometry = shared;
     SetShapes(op, fed[0], y, geometry);
-    return MakeKernelPlan(text, geometry, launch);
+    return plan(geometry);
   };
-  return MakeNode(plan, memory);
+  return MakeNode(of_shapes, memory);
 }
 
 }  // namespace lowbit::cuda
