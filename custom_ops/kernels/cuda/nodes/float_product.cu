@@ -1,5 +1,7 @@
 // Gemm, MatMul and Conv in float32, correct and plain: products of tiles in shared memory on the CUDA cores,
 // summed with fma. Rows are outputs (of the node or a group), columns are rows of A or pixels.
+#include "core/fed_matmul.h"
+#include "core/nodes/node_kinds.h"
 #include "kernels/cuda/nodes/float_product.cuh"
 
 namespace lowbit::cuda {
@@ -12,6 +14,7 @@ struct FloatParams : ProductParams {
   const float* weights = nullptr;  // [groups][rows][k], k channel by channel
   int k = 0;
   FastDivisor by_taps;
+  int64_t group_step = 0;  // of a fed product: from batch to batch of B
 };
 
 // Element k of a column.
@@ -22,6 +25,21 @@ struct GemmSource {
   __device__ __forceinline__ GemmSource(const FloatParams& params, int, int j)
       : p(params), column(params.x + min(j, params.columns - 1) * params.column_step) {}
   __device__ __forceinline__ float operator()(int k) const { return column[k * p.k_step]; }
+};
+// Of a fed product, whose rows are those of A and whose columns are B's, a group being a batch.
+struct MatmulSource {
+  const FloatParams& p;
+  const float* column;
+
+  __device__ __forceinline__ MatmulSource(const FloatParams& params, int group, int j)
+      : p(params),
+        column(params.x + group * params.group_step + min(j, params.columns - 1) * params.column_step) {}
+  __device__ __forceinline__ float operator()(int k) const { return column[k * p.k_step]; }
+};
+struct MatmulColumn {
+  __device__ static __forceinline__ int64_t Target(const FloatParams& p, int group, int i, int j) {
+    return (static_cast<int64_t>(group) * p.rows + i) * p.columns + j;
+  }
 };
 struct ConvSource {
   const FloatParams& p;
@@ -169,6 +187,26 @@ void LaunchProduct(const FloatConvOp&, const Run& run, const FloatParams& p, int
   run.Launch(ConvNarrow, dim3(BlocksFor(p.columns, kThreads), static_cast<unsigned>(outputs)), kThreads, p);
 }
 
+// Batches of a fed product that one launch makes: A's lie one after the other, as `weights` do, B's are so far apart.
+struct Batches {
+  int64_t a = 0, b = 0, b_step = 0, count = 0;
+};
+
+std::vector<Batches> JoinedBatches(const FedMatmulShape& shape) {
+  std::vector<Batches> joined;
+  for (const auto& [a, b] : shape.batches) {
+    Batches* const last = joined.empty() ? nullptr : &joined.back();
+    if (last != nullptr && last->count == 1) last->b_step = b - last->b;
+    if (last != nullptr && last->count < kMostGridRows && a == last->a + last->count * shape.m * shape.k &&
+        b == last->b + last->count * last->b_step) {
+      ++last->count;
+    } else {
+      joined.push_back({a, b, 0, 1});
+    }
+  }
+  return joined;
+}
+
 template <typename Op>
 PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, FloatPrecision precision,
                           const Limits& limits) {
@@ -188,6 +226,34 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
   return PackProduct("float_gemm", op, device, precision, limits);
+}
+// On CUDA cores whatever the precision is: neither operand is packed.
+PackedNodePtr Pack(const FloatMatmulOp&, const Device& device, FloatPrecision, const Limits& limits) {
+  const auto plan = [limits, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape&) {
+    FedMatmulShape shape;
+    FloatProductOf(fed[0].dims, fed[1].dims, &shape);
+    FloatParams geometry;
+    geometry.limits = limits;
+    geometry.rows = CheckedSize(shape.m, "rows");
+    geometry.columns = CheckedSize(shape.n, "columns");
+    geometry.k = CheckedSize(shape.k, "sums of length");
+    geometry.column_step = shape.b_column;
+    geometry.k_step = shape.b_k;
+    const auto launch = [=, all = JoinedBatches(shape)](const Run& run) {
+      FloatParams p = geometry;
+      p.y = static_cast<float*>(run.y);
+      for (const Batches& batches : all) {
+        p.weights = static_cast<const float*>(run.fed[0]) + batches.a;
+        p.x = static_cast<const float*>(run.fed[1]) + batches.b;
+        p.group_step = batches.b_step;
+        p.groups = static_cast<int>(batches.count);
+        LaunchTiles<MatmulSource, MatmulColumn>(run, p, multiprocessors);
+        p.y += batches.count * p.rows * p.columns;
+      }
+    };
+    return MakePlan("float_matmul", launch);
+  };
+  return MakeNode(plan);
 }
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {

@@ -67,6 +67,8 @@ struct Limits {
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
+PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision precision,
+                   const Limits& limits = {});
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
