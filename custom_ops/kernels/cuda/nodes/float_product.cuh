@@ -25,11 +25,15 @@ struct ProductParams : Tensors<float, float> {
   FastDivisor by_pixels, by_kernel_w;
 };
 
+__device__ __forceinline__ float Limited(const Limits& limits, float sum) {
+  sum = sum < limits.low ? limits.low : sum;
+  return sum > limits.high ? limits.high : sum;
+}
+
 // What is stored of a sum.
 __device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum) {
   if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
-  sum = sum < p.limits.low ? p.limits.low : sum;
-  return sum > p.limits.high ? p.limits.high : sum;
+  return Limited(p.limits, sum);
 }
 
 // A column of a Gemm: one tap of `channels` elements.

@@ -67,6 +67,8 @@ struct Limits {
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
+PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision precision,
+                   const Limits& limits = {});
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the

@@ -464,6 +464,42 @@ Case MakeGemm(Draw& draw) {
   return c;
 }
 
+// Dims before the last two of either operand are those of the other, 1 or missing.
+Case MakeMatmul(Draw& draw) {
+  Case c;
+  DrawProduct(draw, c);
+  const int64_t m = draw.Int(1, 80), k = draw.Coin(0.05) ? 0 : draw.Int(1, 100), n = draw.Int(1, 80);
+  Dims a = draw.Coin(0.3) ? Dims{}
+           : draw.Coin()  ? Dims{draw.Int(1, 4)}
+                          : Dims{draw.Int(1, 3), draw.Int(1, 4)};
+  Dims b = a;
+  for (Dims* const batch : {&a, &b}) {
+    if (draw.Coin(0.2)) batch->clear();
+    for (int64_t& dim : *batch) dim = draw.Coin(0.8) ? dim : 1;
+  }
+  const Dims a_batch = a, b_batch = b;
+  a.insert(a.end(), {m, k});
+  b.insert(b.end(), {k, n});
+  FeedReals(c, draw, a);
+  FeedReals(c, draw, b);
+  const float *left = FloatsOf(c.data[0]), *right = FloatsOf(c.data[1]);
+  // Where an operand has the matrix for these dims of the output.
+  const auto matrix_of = [](const Dims& batch, const Dims& index) {
+    Dims own(index.end() - 2 - static_cast<std::ptrdiff_t>(batch.size()), index.end() - 2);
+    for (size_t d = 0; d < own.size(); ++d) own[d] = batch[d] == 1 ? 0 : own[d];
+    return OffsetOf(batch, own);
+  };
+  FinishReals(c, FloatMatmulOp{}, 2e-5f, [&](const Dims& index) {
+    const int64_t i = index[index.size() - 2], j = index.back();
+    const float* const row = left + (matrix_of(a_batch, index) * m + i) * k;
+    const float* const column = right + matrix_of(b_batch, index) * k * n + j;
+    double sum = 0;
+    for (int64_t at = 0; at < k; ++at) sum += double{row[at]} * double{column[at * n]};
+    return Activated(c, sum);
+  });
+  return c;
+}
+
 Window DrawWindow(Draw& draw, int64_t most) {
   Window w;
   w.spatial = draw.Coin(0.8) ? 2 : 1;
@@ -607,7 +643,7 @@ const std::map<std::string, Maker>& Makers() {
       {"join", MakeJoin},       {"softmax", MakeSoftmax},
       {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
       {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
-      {"float_pool", MakePool},
+      {"float_pool", MakePool}, {"float_matmul", MakeMatmul},
   };
   return makers;
 }
