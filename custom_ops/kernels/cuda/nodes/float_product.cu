@@ -16,7 +16,8 @@ struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kDepth = 16;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock;
+  static constexpr int kDepth = 16;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
   // Elements of a column are copied side by side along k, too, which then lie in other banks.

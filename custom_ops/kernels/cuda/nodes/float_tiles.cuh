@@ -12,6 +12,7 @@
 // A tile is a type with
 //   Params                      of the kernel, SplitParams and what else its weights need;
 //   kRows, kColumns, kOutputs   of the tile;
+//   kBlocks                     that a multiprocessor is to have registers for;
 //   kThreadRows, kThreadColumns outputs of one of its kBlock threads, in squares of four, kRowStep and kColumnStep apart;
 //   kStages, kDepth             stages, and elements of k in each;
 //   kWeightFloats, kPitch       in a stage: weights, and from one element of k of the columns to the next;
@@ -231,7 +232,8 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(T::kBlock) ProductTiles(const __grid_constant__ typename T::Params p) {
+__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+    ProductTiles(const __grid_constant__ typename T::Params p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
@@ -397,13 +399,13 @@ struct TileChoice {
   double cost = std::numeric_limits<double>::infinity();
 };
 template <typename Tiles, typename Column>
-TileChoice CheapestTile(const SplitParams& p, int slices, int multiprocessors) {
+TileChoice CheapestTile(const SplitParams& p, int slices, const Device& device) {
   TileChoice best;
   for (int i = 0; i < static_cast<int>(std::tuple_size_v<Tiles>); ++i) {
     WithTile<Tiles>(i, [&](auto tile) {
       using T = decltype(tile);
-      if (!kMayUse<Column, T>) return;
-      const double cost = CostOf<T>(p, slices, multiprocessors);
+      if (!kMayUse<Column, T> || SharedBytes<T>(false) > device.shared_bytes) return;
+      const double cost = CostOf<T>(p, slices, device.multiprocessors);
       if (cost < best.cost) best = {i, cost};
     });
   }
@@ -416,13 +418,13 @@ inline constexpr int kMostGridRows = 65535;
 // is there: it decides the bits.
 template <typename Tiles, typename Column>
 int CheapestSlices(const SplitParams& p, int asked = 0) {
-  constexpr int kMultiprocessors = 132;
+  const Device device = {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""};
   constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
     if (slices > 1 && (slices > p.depth / kDepth || p.groups > kMostGridRows / slices)) break;
-    const double cost = CheapestTile<Tiles, Column>(p, slices, kMultiprocessors).cost;
+    const double cost = CheapestTile<Tiles, Column>(p, slices, device).cost;
     if (asked > 0 || cost < least) least = cost, best = slices;
   }
   return best;
@@ -489,9 +491,8 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^29 pixels");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
-  const int tile = tiling.tile >= 0
-                       ? tiling.tile
-                       : CheapestTile<Tiles, Column>(geometry, geometry.slices, device.multiprocessors).tile;
+  const int tile =
+      tiling.tile >= 0 ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
   std::string text = name;
   int shared_bytes = 0;
   WithTile<Tiles>(tile, [&](auto known) {

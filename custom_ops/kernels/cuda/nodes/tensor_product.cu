@@ -66,7 +66,8 @@ struct TensorTile {
   using Of = Words<kPrecision>;
   using Params = TensorParams;
   static constexpr int kRows = kWarpRows * kGroups * kWarpsDown, kColumns = kWarpColumns * kWarpsAcross;
-  static constexpr int kOutputs = kRows * kColumns, kBlock = kWarp * kWarpsDown * kWarpsAcross;
+  static constexpr int kOutputs = kRows * kColumns, kBlock = kWarp * kWarpsDown * kWarpsAcross,
+                       kBlocks = Of::kHalves && kBlock < 256 ? 384 / kBlock : 1;
   static constexpr int kThreadRows = 4 * kGroups, kThreadColumns = 8, kRowStep = kWarpRows, kColumnStep = 4;
   static constexpr int kStages = kStagesOf, kSteps = 2, kDepth = kSteps * Of::kElements;
   static constexpr int kTiles = kRows / kTileRows, kParts = Of::kParts;
