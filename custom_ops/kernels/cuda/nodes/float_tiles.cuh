@@ -142,10 +142,10 @@ struct WindowSource {
     }
     to = pixels + (own * T::kPitch + column) * 4;
   }
-  // Element `thread` of the stage from k0 on.
-  __device__ __forceinline__ void Prepare(int k0, int stage, int thread) const {
-    if (thread >= T::kDepth) return;
-    const int k = k0 + thread;
+  // The first threads work out where the elements of a stage lie.
+  __device__ __forceinline__ void Prepare(int k0, int stage) const {
+    const int own_step = static_cast<int>(threadIdx.x), k = k0 + own_step;
+    if (own_step >= T::kDepth) return;
     Step step = {0, kOutside / 2, 0};
     if (k < p.k) {
       const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
@@ -155,10 +155,7 @@ struct WindowSource {
       const int in_w = static_cast<int>(p.windows.w.in);
       step.offset = (static_cast<int>(channel) * static_cast<int>(p.windows.h.in) + step.dy) * in_w + step.dx;
     }
-    Table(stage)[thread] = step;
-  }
-  __device__ __forceinline__ void Prepare(int k0, int stage) const {
-    Prepare(k0, stage, static_cast<int>(threadIdx.x));
+    Table(stage)[own_step] = step;
   }
   __device__ __forceinline__ void Fetch(int, int stage) const {
     const auto in_h = static_cast<unsigned>(p.windows.h.in), in_w = static_cast<unsigned>(p.windows.w.in);
@@ -431,7 +428,7 @@ int CheapestSlices(const SplitParams& p, int asked = 0) {
 
 // Whether 32 bits hold what the kernel computes of pixels.
 inline bool IsNear(const ProductParams& p) {
-  constexpr int64_t kFar = kOutside / 2;
+  constexpr int64_t kFar = kOutside / 4;
   const auto is_near = [](const WindowDim& d) {
     return std::max({d.in, d.pad_begin, d.kernel, d.dilation, d.stride}) < kFar &&
            std::max(d.kernel * d.dilation, d.out * d.stride) < kFar;
@@ -491,7 +488,7 @@ template <typename Tiles, typename Column, typename Params>
 NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& device,
                         const FloatTiling& tiling = {}) {
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
-  Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^29 pixels");
+  Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
   const int tile =
       tiling.tile >= 0 ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
