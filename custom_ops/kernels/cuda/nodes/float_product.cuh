@@ -36,15 +36,8 @@ __device__ __forceinline__ float FinishSum(const ProductParams& p, int output, f
   return Limited(p.limits, sum);
 }
 
-// A column of a Gemm: one tap of `channels` elements.
+// Where the outputs of a Gemm lie, those of a column side by side.
 struct GemmColumn {
-  const float* first;
-
-  __device__ __forceinline__ GemmColumn(const ProductParams& p, int, int j)
-      : first(j < p.columns ? p.x + j * p.column_step : nullptr) {}
-  // The first channel at a tap, the others being k_step apart; null where there is nothing but zeros.
-  __device__ __forceinline__ const float* At(const ProductParams&, unsigned, unsigned) const { return first; }
-  __device__ static __forceinline__ int64_t ChannelStep(const ProductParams& p) { return p.k_step; }
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
@@ -63,6 +56,7 @@ struct ConvColumn {
     left = out_x * w.stride - w.pad_begin;
     image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * h.in * w.in;
   }
+  // The first channel at a tap, the others being ChannelStep apart; null where there is nothing but zeros.
   __device__ __forceinline__ const float* At(const ProductParams& p, unsigned ty, unsigned tx) const {
     const WindowDim &h = p.windows.h, &w = p.windows.w;
     const int64_t y = top + ty * h.dilation, x = left + tx * w.dilation;

@@ -52,11 +52,11 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
 
-// Columns side by side, 16 bytes at a time: 1x1 convolutions and transposed Gemms, where the addresses allow it.
-template <typename Column, typename T>
+// Pixels side by side, 16 bytes at a time: 1x1 convolutions, where the addresses allow it.
+template <typename T>
 struct FoursSource {
   static constexpr int kFours = T::kColumns / 4, kSteps = T::kBlock / kFours;
-  static_assert(T::kBlock % kFours == 0);
+  static_assert(T::kBlock % kFours == 0 && T::kDepth % kSteps == 0);
   const SplitParams& p;
   const float* first = nullptr;
   int64_t k_step;
@@ -64,9 +64,9 @@ struct FoursSource {
   uint32_t to;
 
   __device__ __forceinline__ FoursSource(const SplitParams& params, int group, int j0, uint32_t pixels)
-      : p(params), k_step(Column::ChannelStep(params)) {
+      : p(params), k_step(ConvColumn::ChannelStep(params)) {
     const int four = static_cast<int>(threadIdx.x) % kFours;
-    first = Column(params, group, min(j0 + 4 * four, params.columns - 4)).At(params, 0, 0);
+    first = ConvColumn(params, group, min(j0 + 4 * four, params.columns - 4)).At(params, 0, 0);
     to = pixels + (own * T::kPitch + 4 * four) * 4;
   }
   __device__ __forceinline__ void Prepare(int, int) const {}
@@ -74,7 +74,6 @@ struct FoursSource {
     const float* x = first + (k0 + own) * k_step;
 #pragma unroll
     for (int k = 0; k < T::kDepth; k += kSteps) {
-      if (kSteps > T::kDepth && own >= T::kDepth) break;
       CopyAsyncOrZero<16>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, x + k * k_step,
                           k0 + own + k < p.k);
     }
@@ -143,10 +142,10 @@ struct WindowSource {
     }
     to = pixels + (own * T::kPitch + column) * 4;
   }
-  // Element `thread` of the stage from k0 on.
-  __device__ __forceinline__ void Prepare(int k0, int stage, int thread) const {
-    if (thread >= T::kDepth) return;
-    const int k = k0 + thread;
+  // The first threads work out where the elements of a stage lie.
+  __device__ __forceinline__ void Prepare(int k0, int stage) const {
+    const int own_step = static_cast<int>(threadIdx.x), k = k0 + own_step;
+    if (own_step >= T::kDepth) return;
     Step step = {0, kOutside / 2, 0};
     if (k < p.k) {
       const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
@@ -156,10 +155,7 @@ struct WindowSource {
       const int in_w = static_cast<int>(p.windows.w.in);
       step.offset = (static_cast<int>(channel) * static_cast<int>(p.windows.h.in) + step.dy) * in_w + step.dx;
     }
-    Table(stage)[thread] = step;
-  }
-  __device__ __forceinline__ void Prepare(int k0, int stage) const {
-    Prepare(k0, stage, static_cast<int>(threadIdx.x));
+    Table(stage)[own_step] = step;
   }
   __device__ __forceinline__ void Fetch(int, int stage) const {
     const auto in_h = static_cast<unsigned>(p.windows.h.in), in_w = static_cast<unsigned>(p.windows.w.in);
@@ -432,7 +428,7 @@ int CheapestSlices(const SplitParams& p, int asked = 0) {
 
 // Whether 32 bits hold what the kernel computes of pixels.
 inline bool IsNear(const ProductParams& p) {
-  constexpr int64_t kFar = kOutside / 2;
+  constexpr int64_t kFar = kOutside / 4;
   const auto is_near = [](const WindowDim& d) {
     return std::max({d.in, d.pad_begin, d.kernel, d.dilation, d.stride}) < kFar &&
            std::max(d.kernel * d.dilation, d.out * d.stride) < kFar;
@@ -463,24 +459,27 @@ void LaunchTile(const Run& run, const typename T::Params& p, const Device& devic
   Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
 }
 
-template <typename Column>
-bool HasFours(const ProductParams& p) {
-  if (CommonUnit({p.x}) != 16) return false;
-  if (kStoresColumns<Column>) return p.column_step == 1 && p.columns % 4 == 0;
+// Whether FoursSource has the columns of a convolution.
+inline bool HasFours(const ProductParams& p) {
   const auto is_plain = [](const WindowDim& d) {
     return d.kernel == 1 && d.stride == 1 && d.pad_begin == 0 && d.out == d.in;
   };
-  return is_plain(p.windows.h) && is_plain(p.windows.w) && p.by_pixels.divisor % 4 == 0;
+  return is_plain(p.windows.h) && is_plain(p.windows.w) && p.by_pixels.divisor % 4 == 0 &&
+         CommonUnit({p.x}) == 16;
 }
 
 template <typename Tiles, typename Column, typename Params>
 void LaunchProduct(const Run& run, const Params& p, int tile, const Device& device) {
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
-    if constexpr (kMayUse<Column, T>) {
-      if (HasFours<Column>(p)) return LaunchTile<FoursSource<Column, T>, Column, T>(run, p, device);
-      using Source = std::conditional_t<kStoresColumns<Column>, LinesSource<T>, WindowSource<T>>;
-      LaunchTile<Source, Column, T>(run, p, device);
+    if constexpr (kStoresColumns<Column>) {
+      LaunchTile<LinesSource<T>, Column, T>(run, p, device);
+    } else if constexpr (kMayUse<Column, T>) {
+      if (HasFours(p)) {
+        LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      } else {
+        LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      }
     }
   });
 }
@@ -489,7 +488,7 @@ template <typename Tiles, typename Column, typename Params>
 NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& device,
                         const FloatTiling& tiling = {}) {
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
-  Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^29 pixels");
+  Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
   const int tile =
       tiling.tile >= 0 ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
