@@ -15,7 +15,7 @@ from tests.dialects.graphs import qonnx as qonnx_graphs
 from tests.dialects.graphs.builder import Graph
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
-from tests.ep.graphs import bottleneck
+from tests.ep.graphs import Network, bottleneck, images
 from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
 from tests.numerics import random_nodes
 from tests.support import lowbit_session, require_native
@@ -301,6 +301,44 @@ def test_attention_in_float() -> None:
         feeds = noise(converted, batch, N=batch)
         (got,), (want,) = on_gpu.run(None, feeds), on_cpu.run(None, feeds)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize(("wide", "squeezed"), [(16, 8), (80, 20), (304, 40)])
+def test_squeeze_and_excite(
+    gate_first: bool,
+    wide: int,
+    squeezed: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step; one kernel, too, where images are few and small."""
+    net = Network(3)
+    net.rng = np.random.default_rng(wide)
+    y = net.layer(net.grid("x"), 3, wide, 3)
+    gate = net.grid(net.node("GlobalAveragePool", [y]))
+    gate = net.layer(net.layer(gate, wide, squeezed), squeezed, wide)
+    gate = net.grid(net.node("HardSigmoid", [gate]))
+    last = net.grid(net.node("Mul", [gate, y] if gate_first else [y, gate]))
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("x", 3), (last, wide))
+    ]
+    graph = onnx.helper.make_graph(net.nodes, "excite", values[:1], values[1:], net.constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape, is_one in (
+        ((1, 3, 7, 7), True),
+        ((3, 3, 1, 2), True),
+        ((2, 3, 15, 20), True),
+        ((1, 3, 40, 33), False),
+    ):
+        feeds = {"x": images(*shape, seed=wide)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) == 5]
+        assert (step["kernel"] == "gate") == is_one, step
 
 
 def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
