@@ -5,7 +5,8 @@ python benchmarks/gpu_few_bits.py --device cpu-ep --batches 1 --rounds 1   does 
 
 ResNets are the seeded ones of `lowbit.models`, in QONNX as `lowbit.export` writes them, and with a
 BatchNormalization behind every convolution. CNV is FINN's binary network for CIFAR-10 (--cnv names a QONNX
-file that has it), beside a seeded one of the same layers at 8 bits.
+file that has it), beside a seeded one of the same layers at 8 bits; VGG-small, as papers on binary networks
+have it, pads its windows, where bipolar codes have no zero.
 Times are device times of a run among many (`gpu_networks.py`), tuned, all of a network in turns.
 """
 
@@ -29,6 +30,10 @@ from onnxruntime.quantization import quantize_static
 from results import RESULTS, WORK, Table, write
 
 BASE = "w8a8"
+_VGG = ((128, False), (128, True), (256, False), (256, True), (512, False), (512, True))
+_CNV = ((64, False), (64, True), (128, False), (128, True), (256, False), (256, False))
+SMALL = {"cnv": (_CNV, (512, 512), 0), "vgg_small": (_VGG, (), 1)}
+"""By network: width of the convolutions and whether a pooling follows, of the layers behind, pads."""
 SHARED_CNV = Path(__file__).resolve().parents[2] / "shared/models/qonnx/cnv_w1a1_cifar10.onnx"
 
 
@@ -75,21 +80,67 @@ def seeded(network: str, bits: int, *, qonnx: bool = False, norms: bool = False)
     return path
 
 
-def cnv_of_8_bits() -> Path:
-    """CNV's layers with random weights, quantized by onnxruntime, converted."""
-    path, source, quantized = (WORK / f"cnv{end}" for end in (".lowbit.onnx", ".onnx", "_w8a8.onnx"))
+def small_network(name: str) -> onnx.ModelProto:
+    """The layers of CNV or VGG-small in float32 with random weights."""
+    widths, features, pad = SMALL[name]
+    builder = GraphBuilder(name, seed=5)
+    x, channels, size = "input", 3, 32
+    for width, is_pooled in widths:
+        x, channels = builder.relu(builder.conv(x, channels, width, 3, pad=pad)), width
+        x = builder.max_pool(x, 2, 2) if is_pooled else x
+        size = (size - 2 + 2 * pad) // (2 if is_pooled else 1)
+    x, channels = builder.flatten(x), channels * size * size
+    for width in features:
+        x, channels = builder.relu(builder.gemm(x, channels, width)), width
+    return builder.finish(builder.gemm(x, channels, 10), ("N", 3, 32, 32), 10)
+
+
+def of_8_bits(name: str) -> Path:
+    """A small network quantized by onnxruntime, converted."""
+    path, source, quantized = (WORK / f"{name}{end}" for end in (".lowbit.onnx", ".onnx", "_w8a8.onnx"))
     if path.exists():
         return path
-    builder = GraphBuilder("cnv", seed=5)
-    x, channels = "input", 3
-    for width, is_pooled in ((64, False), (64, True), (128, False), (128, True), (256, False), (256, False)):
-        x, channels = builder.relu(builder.conv(x, channels, width, 3)), width
-        x = builder.max_pool(x, 2, 2) if is_pooled else x
-    x = builder.relu(builder.gemm(builder.flatten(x), channels, 512))
-    x = builder.relu(builder.gemm(x, 512, 512))
-    save(builder.finish(builder.gemm(x, 512, 10), ("N", 3, 32, 32), 10), source)
+    save(small_network(name), source)
     quantize_static(source, quantized, CalibrationImages("input", 32), **FORMS["A"])
     lowbit.convert(quantized, path, overwrite=True)
+    return path
+
+
+def binary(name: str) -> Path:
+    """A small network in QONNX, normalized, with signs for what Relu leaves and for weights, converted.
+
+    Pixels and the first weights have 8 bits.
+    """
+    path = WORK / f"{name}_w1a1.lowbit.onnx"
+    if path.exists():
+        return path
+    model = with_norms(small_network(name))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    domain = "qonnx.custom_op.general"
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+    for constant, value in (("one", 1), ("zero", 0), ("eight", 8), ("step", 1 / 64)):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), constant))
+
+    def quantized(x: str, is_binary: bool) -> str:
+        inputs = [x, "one"] if is_binary else [x, "step", "zero", "eight"]
+        attributes = {} if is_binary else {"signed": 1, "narrow": 1, "rounding_mode": "ROUND"}
+        op = "BipolarQuant" if is_binary else "Quant"
+        model.graph.node.append(helper.make_node(op, inputs, [f"{x}_quant"], domain=domain, **attributes))
+        return f"{x}_quant"
+
+    for i, node in enumerate(nodes):
+        if node.op_type == "Relu":
+            model.graph.node.append(
+                helper.make_node("BipolarQuant", [node.input[0], "one"], node.output, domain=domain)
+            )
+            continue
+        if node.op_type in ("Conv", "Gemm"):
+            node.input[1] = quantized(node.input[1], i > 0)
+        if i == 0:
+            node.input[0] = quantized(node.input[0], False)
+        model.graph.node.append(node)
+    lowbit.convert(model, path, overwrite=True)
     return path
 
 
@@ -116,9 +167,10 @@ def networks(cnv: Path) -> dict[str, dict[str, Path]]:
             "QONNX w4a4, normalized": seeded("resnet18", 4, qonnx=True, norms=True),
         },
         "resnet50": {f"w{bits}a{bits}": seeded("resnet50", bits) for bits in (8, 4, 2)},
+        "vgg_small": {BASE: of_8_bits("vgg_small"), "QONNX w1a1, normalized": binary("vgg_small")},
     }
     if cnv.is_file():
-        out["cnv"] = {BASE: cnv_of_8_bits(), "QONNX w1a1": cnv_of_one_bit(cnv)}
+        out["cnv"] = {BASE: of_8_bits("cnv"), "QONNX w1a1": cnv_of_one_bit(cnv)}
     else:
         print(f"without CNV: there is no {cnv}")
     return out

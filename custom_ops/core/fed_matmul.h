@@ -31,12 +31,12 @@ inline int64_t MaxProducts(const FedMatmulSpec& spec) {
          (largest(spec.a_signed, spec.a_zero_point) * largest(spec.b_signed, spec.b_zero_point));
 }
 
-// One product [m, k] x [k, n] per batch. Strides and offsets count bytes; y is contiguous.
+// One product [m, k] x [k, n] per batch. Strides and offsets count elements, of codes bytes; y is contiguous.
 struct FedMatmulShape {
   int64_t m = 0, n = 0, k = 0;
   int64_t a_row = 0, a_k = 0, b_k = 0, b_column = 0;
   std::vector<std::pair<int64_t, int64_t>> batches;  // where the matrices begin in a and in b
-  int64_t a_bytes = 0, b_bytes = 0;                  // of the whole tensors
+  int64_t a_bytes = 0, b_bytes = 0;                  // of the whole tensors of codes
 };
 
 }  // namespace lowbit

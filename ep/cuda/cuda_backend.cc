@@ -94,6 +94,33 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
+// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it, too.
+const Node* SoleReader(const Graph& graph, const Node& node) {
+  const ValueId made = node.outputs[0];
+  const auto reads = [&](const std::vector<ValueId>& values) {
+    return std::count(values.begin(), values.end(), made);
+  };
+  if (reads(graph.outputs) > 0) return nullptr;
+  const Node* reader = nullptr;
+  for (const Node& each : graph.nodes) {
+    const auto count = reads(each.inputs);
+    if (count == 0) continue;
+    if (count > 1 || reader != nullptr) return nullptr;
+    reader = &each;
+  }
+  return reader;
+}
+
+// Appends what follows these nodes, where their first one begins a fusion of all of its nodes or none.
+void ContinueWhole(const Graph& graph, std::vector<const Node*>& nodes) {
+  const size_t count = IsLowBit(*nodes[0]) ? WholeCount(nodes[0]->op) : 0;
+  while (nodes.size() < count) {
+    const Node* const next = SoleReader(graph, *nodes.back());
+    if (next == nullptr) return;
+    nodes.push_back(next);
+  }
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
@@ -133,6 +160,7 @@ class CudaBackend final : public Backend {
         case FloatPair::kNone:
           break;
       }
+      ContinueWhole(graph, all);
       const Fusion* const fusion = FindFusion(AsFused(all));
       return fusion != nullptr &&
              fusion->fits(DecodeAll(graph, all, Weights::kMayBeMissing), device_->Properties());

@@ -24,8 +24,12 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitGemm" || op == "APGemm";
     case Part::kMaxPool:
       return op == "LowBitMaxPool";
+    case Part::kGlobalPool:
+      return op == "LowBitGlobalAveragePool";
     case Part::kAdd:
       return op == "LowBitAdd";
+    case Part::kMul:
+      return op == "LowBitMul";
     case Part::kLookup:
       return op == "LowBitLookup";
     case Part::kDequantize:
@@ -106,6 +110,9 @@ std::unique_ptr<cuda::PackedNode> PackAdded(Specs specs, const cuda::Device& dev
 
 // ---- product + table
 
+// To the tuner.
+constexpr const char* kMappedKey = "mapped";
+
 bool FitsMapped(Specs specs, const cuda::Device&) {
   return cuda::FusesLookup(ProductOf(specs[0]), std::get<LookupNode>(specs[1]));
 }
@@ -114,7 +121,7 @@ std::unique_ptr<cuda::PackedNode> PackMapped(Specs specs, const cuda::Device& de
                                              std::span<const uint8_t> packed) {
   const MatmulNode& product = ProductOf(specs[0]);
   return cuda::PackMappedMatmul(product, std::get<LookupNode>(specs[1]), device,
-                                tuner.ChooserFor(product.conv, "mapped"), packed);
+                                tuner.ChooserFor(product.conv, kMappedKey), packed);
 }
 
 // ---- convolution + table + addition
@@ -178,6 +185,22 @@ std::unique_ptr<cuda::PackedNode> PackPooled(Specs specs, const cuda::Device& de
                                           cuda::PackNode(specs[2], device), std::move(convolved));
 }
 
+// ---- mean + two convolutions + table + product
+
+bool FitsGate(Specs specs, const cuda::Device& device) {
+  return cuda::FusesGate(std::get<GlobalAveragePoolNode>(specs[0]), ProductOf(specs[1]), ProductOf(specs[2]),
+                         std::get<LookupNode>(specs[3]), std::get<BinaryNode>(specs[4]), device);
+}
+
+template <bool kGateFirst>
+std::unique_ptr<cuda::PackedNode> PackGate(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                           std::span<const uint8_t> packed) {
+  const MatmulNode &first = ProductOf(specs[1]), &second = ProductOf(specs[2]);
+  return cuda::PackGate(std::get<GlobalAveragePoolNode>(specs[0]), first, second,
+                        std::get<LookupNode>(specs[3]), std::get<BinaryNode>(specs[4]), kGateFirst, device,
+                        {tuner.ChooserFor(first.conv), tuner.ChooserFor(second.conv, kMappedKey)}, packed);
+}
+
 // ---- product + dequantize
 
 bool FitsDequantized(Specs specs, const cuda::Device&) {
@@ -204,9 +227,14 @@ constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kAd
 constexpr PatternNode kMappedSumSecond[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
+constexpr PatternNode kGate[] = {
+    {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul}};
+constexpr PatternNode kGateSecond[] = {
+    {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul, Reads::kResidual}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
-// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own.
+// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that begin with
+// a global pool (WholeCount).
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
@@ -228,6 +256,10 @@ constexpr Fusion kFusions[] = {
     {"quantized_mapped", "the same and the table of its codes", kQuantizedMapped, FitsQuantizedMapped,
      PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
+    {"gate",
+     "a squeeze-and-excitation block: means, two convolutions, a table, and the image times what it has",
+     kGate, FitsGate, PackGate<true>},
+    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate, PackGate<false>},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},
 };
@@ -238,6 +270,11 @@ void RequireKnownKernels() {
   std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
+}
+
+size_t WholeCount(std::string_view first_op) {
+  static_assert(std::size(kGate) == std::size(kGateSecond));
+  return Is(Part::kGlobalPool, first_op) ? std::size(kGate) : 0;
 }
 
 const Fusion* FindFusion(std::span<const FusedNode> nodes) {

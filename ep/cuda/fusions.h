@@ -15,7 +15,17 @@
 namespace lowbit::ep {
 
 // What a node of a pattern is.
-enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kLookup, kDequantize };
+enum class Part : uint8_t {
+  kQuantize,
+  kConv,
+  kGemm,
+  kMaxPool,
+  kGlobalPool,
+  kAdd,
+  kMul,
+  kLookup,
+  kDequantize
+};
 
 // How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or
 // not, then a later one reads both.
@@ -54,6 +64,8 @@ struct FusedNode {
 };
 // Throws Error where LOWBIT_CUDA_WITHOUT names what is no kernel, option or fusion (kernels/cuda/left_out.h).
 void RequireKnownKernels();
+// How many nodes there are in fusions that begin with this op and are of all of their nodes or none; 0: there are no such.
+size_t WholeCount(std::string_view first_op);
 // The fusion of these very nodes; nullptr where there is none or it is left out. fits is not asked.
 const Fusion* FindFusion(std::span<const FusedNode> nodes);
 

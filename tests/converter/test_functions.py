@@ -34,6 +34,43 @@ def test_function_in_several_nodes_with_pairs_inside() -> None:
     converts(build, "LowBitConv", "LowBitLookup", "LowBitConv")
 
 
+def test_functions_in_a_row_are_one() -> None:
+    """HardSwish as exporters wrote it before there was one: a quantizer behind each operation."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(y, yq)
+        shifted = g.qdq(g.node("Add", [y, g.floats(3.0)]), yq)
+        clipped = g.qdq(g.node("Clip", [shifted, g.floats(0.0), g.floats(6.0)]), g.act(6 / 255, zero=0))
+        product = g.qdq(g.node("Mul", [y, clipped]), g.act(0.1))
+        output(g, g.qdq(g.node("Div", [product, g.floats(6.0)]), g.act(0.02)), 2, 5, 4, 4)
+
+    converts(build, "LowBitConv", "LowBitLookup")
+
+
+def test_functions_in_a_row_whose_codes_between_are_read() -> None:
+    def build(g: Graph) -> None:
+        y = g.qdq(g.node("Tanh", [image(g)[0]]), yq := g.act(1 / 100))
+        output(g, g.qdq(g.node("Sigmoid", [y]), g.act(1 / 256, zero=0)), 2, 4, 6, 6)
+        z, zq = conv(g, y, yq)
+        output(g, g.qdq(z, zq), 2, 5, 4, 4)
+
+    converts(build, "LowBitLookup", "LowBitLookup", "Transpose", "LowBitConv")
+
+
+def test_function_that_is_none_of_the_codes_before() -> None:
+    """Constants vary over the image in the first, which stays; the second has a table."""
+
+    def build(g: Graph) -> None:
+        x, xq = image(g)
+        y = g.qdq(g.node("Mul", [x, g.floats(g.rng.normal(size=(6, 6)))]), xq)
+        output(g, g.qdq(g.node("Tanh", [y]), g.act(1 / 100)), 2, 4, 6, 6)
+
+    result = converted(build)
+    assert result.ops["Mul"] == 1
+    assert result.ops["LowBitLookup"] == 1
+
+
 def test_constants_per_channel_give_a_table_per_channel() -> None:
     def build(g: Graph) -> None:
         y, yq = conv(g, *image(g))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,9 +12,10 @@ import pytest
 
 from tests.dialects.graphs import CASES
 from tests.dialects.graphs import qonnx as qonnx_graphs
+from tests.dialects.graphs.builder import Graph
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
-from tests.ep.graphs import bottleneck
+from tests.ep.graphs import Network, bottleneck, images
 from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
 from tests.numerics import random_nodes
 from tests.support import lowbit_session, require_native
@@ -244,6 +246,101 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{dims}, {sizes}")
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_binary_network(
+    stride: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bipolar codes are read as they are, as bits, though padding is a zero that none of them stands for."""
+    graph = qonnx_graphs.QonnxGraph("binary", 3)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+    value = graph.quant(graph.input(["N", 128, "H", "W"], name="x"), sign)
+    for kernel in (3, 5):
+        weights = graph.weights((128, 128, kernel, kernel), sign)
+        sums = graph.node("Conv", [value, weights], pads=[kernel // 2] * 4, strides=[stride] * 2)
+        value = graph.quant(sums, sign)
+    graph.output(value, ["N", 128, None, None])
+    converted = lowbit.convert(graph.proto()).model
+    assert [node.op_type for node in converted.graph.node].count("APConv") == 2
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, 128, 7, 9), (2, 128, 3, 5)):
+        feeds = {"x": graph.rng.normal(0, 1, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"] if "node_Conv" in step["nodes"][0]]
+        assert len(kernels) == 2
+        assert not [kernel for kernel in kernels if kernel.startswith(("plain", "mma"))], kernels
+
+
+def _plan(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The one plan printed since the last call."""
+    printed = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    (plan,) = [each for each in printed if each["lowbit"] == "region"]
+    return plan
+
+
+def test_attention_in_float() -> None:
+    """Both products of two tensors and the Softmax between them stay in the region."""
+    graph = Graph("attention", 1)
+    heads, width, tokens = 2, 8, 11
+    x = graph.qdq(graph.input(["N", tokens, 24], name="x"), graph.act(0.02, "s8"))
+
+    def split_heads(perm: list[int]) -> str:
+        weights = graph.weight(graph.codes((24, heads * width)), graph.weight_quant(heads * width, axis=1))
+        made = graph.qdq(graph.node("MatMul", [x, weights]), graph.act(0.1, "s8"))
+        parts = graph.node("Reshape", [made, graph.ints([0, 0, heads, width])])
+        return graph.node("Transpose", [parts], perm=perm)
+
+    queries = graph.node("Mul", [split_heads([0, 2, 1, 3]), graph.floats(width**-0.5)])
+    sums = graph.node("MatMul", [queries, split_heads([0, 2, 3, 1])])
+    mixed = graph.node("MatMul", [graph.node("Softmax", [sums], axis=-1), split_heads([0, 2, 1, 3])])
+    graph.output(graph.node("Transpose", [mixed], perm=[0, 2, 1, 3]), ["N", tokens, heads, width])
+    converted = lowbit.convert(graph.proto()).model
+    assert [node.op_type for node in converted.graph.node].count("MatMul") == 2
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for batch in (1, 3):
+        feeds = noise(converted, batch, N=batch)
+        (got,), (want,) = on_gpu.run(None, feeds), on_cpu.run(None, feeds)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize(("wide", "squeezed"), [(16, 8), (80, 20), (304, 40)])
+def test_squeeze_and_excite(
+    gate_first: bool,
+    wide: int,
+    squeezed: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step; one kernel, too, where images are few and small."""
+    net = Network(3)
+    net.rng = np.random.default_rng(wide)
+    y = net.layer(net.grid("x"), 3, wide, 3)
+    gate = net.grid(net.node("GlobalAveragePool", [y]))
+    gate = net.layer(net.layer(gate, wide, squeezed), squeezed, wide)
+    gate = net.grid(net.node("HardSigmoid", [gate]))
+    last = net.grid(net.node("Mul", [gate, y] if gate_first else [y, gate]))
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("x", 3), (last, wide))
+    ]
+    graph = onnx.helper.make_graph(net.nodes, "excite", values[:1], values[1:], net.constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape, is_one in (
+        ((1, 3, 7, 7), True),
+        ((3, 3, 1, 2), True),
+        ((2, 3, 15, 20), True),
+        ((1, 3, 40, 33), False),
+    ):
+        feeds = {"x": images(*shape, seed=wide)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) == 5]
+        assert (step["kernel"] == "gate") == is_one, step
+
+
 def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What convolutions make lies where Split and Concat would bring it; they add behind functions, too."""
     rng = np.random.default_rng(5)
@@ -305,8 +402,7 @@ def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     for shape in ((1, 16, 9, 7), (3, 16, 5, 6)):
         feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
-        plans = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
-        (plan,) = [plan for plan in plans if plan["lowbit"] == "region"]
+        plan = _plan(capfd)
         ops = [name for step in plan["steps"] for name in step["nodes"]]
         assert sum("stores" in step for step in plan["steps"]) == 8
         assert not [name for name in ops if "Concat" in name or "Split" in name]

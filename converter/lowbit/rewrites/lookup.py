@@ -1,14 +1,15 @@
 """Any function of one quantized tensor [-> QuantizeLinear] becomes LowBitLookup.
 
 Between the codes that go in and those that come out may stand any elementwise nodes: Sigmoid, HardSwish, x *
-Sigmoid(x), arithmetic with constants, further Q/DQ pairs. The function is not looked at: ONNX Runtime runs
-the model's own nodes on all codes once, here, and the results are the table.
+Sigmoid(x), arithmetic with constants, further Q/DQ pairs. Functions in a row are one where nobody else reads
+the codes between them. The function is not looked at: ONNX Runtime runs the model's own nodes on all codes
+once, here, and the results are the table.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ from lowbit.graph.quantization import CODE_TYPES, CodeRange
 from lowbit.graph.reasons import Refusal
 from lowbit.lowering.lowering import Lowering
 from lowbit.lowering.stored import Stored
-from lowbit.rewrites.chain import quantization_at
+from lowbit.rewrites.chain import LONGEST_CHAIN, quantization_at
 from lowbit.rewrites.rule import Context, Region
 
 
@@ -100,12 +101,19 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
     quantization = quantization_at(form, sink, laws=True, half=True)
     if not isinstance(quantization, Quantization):
         return None
-    function = function_of(form, quantization.source, quantization.nodes)
-    if function is None:
-        return None
-    source, nodes = function
-    if not any(is_op(node, *ELEMENTWISE) for node in nodes):
-        return None
+    functions = functions_of(form, quantization.source, quantization.nodes)
+    found: LookupRegion | Refusal | None = None
+    for source, nodes in reversed(list(itertools.islice(functions, LONGEST_CHAIN))):
+        if any(is_op(node, *ELEMENTWISE) for node in nodes):
+            found = _tabulated(form, quantization, source, nodes)
+            if isinstance(found, LookupRegion):
+                break
+    return found
+
+
+def _tabulated(
+    form: NormalForm, quantization: Quantization, source: ir.Value, nodes: list[ir.Node]
+) -> LookupRegion | Refusal:
     code_range = form.code_range(source)
     if code_range is None or code_range.dtype not in CODE_TYPES or rank_of(source) is None:
         return Refusal(f"codes of type {source.dtype} are not supported")
@@ -121,38 +129,40 @@ def match(context: Context, sink: ir.Node) -> Region | Refusal | None:
 def function_of(
     form: NormalForm, value: ir.Value, behind: Sequence[ir.Node]
 ) -> tuple[ir.Value, list[ir.Node]] | None:
-    """The one tensor of codes that a float tensor is a function of, and the nodes of the function, in order.
+    """The nearest tensor of codes that a float tensor is a function of, see :func:`functions_of`."""
+    return next(functions_of(form, value, behind), None)
+
+
+def functions_of(
+    form: NormalForm, value: ir.Value, behind: Sequence[ir.Node]
+) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
+    """The tensors of codes that a float tensor is a function of, and the nodes of the functions, in order.
 
     The nodes are collected backwards from the value; at a DequantizeLinear whose codes have other readers
     the search stops. Where several tensors of codes are left, the search goes on behind those that
-    nobody else reads.
+    nobody else reads. So it does behind one, for the next function.
 
     Args:
         form: the graph.
         value: the float tensor.
         behind: nodes behind it that belong to the function: its quantizer.
     """
-    search = _Search(form)
-    if not search.visit(value):
-        return None
-    while len(search.sources) > 1:
-        wider = next(filter(None, map(search.beyond, search.sources)), None)
-        if wider is None:
-            return None
-        search = wider
-    if not search.sources:
-        return None
-    (source,), nodes = search.sources, search.nodes
-    covered = [node for node in form.graph if node in nodes or node in behind]
-    inside = set(covered)
+    first = _Search(form)
+    search = first.narrowed() if first.visit(value) else None
     last = behind[-1] if behind else value.producer()
-    for node in covered:
-        if is_dequantize(node) or node is last:
-            continue
-        for output in node.outputs:
-            if output.is_graph_output() or any(user not in inside for user in output.consumers()):
-                return None
-    return source, covered
+    while search is not None:
+        (source,), nodes = search.sources, search.nodes
+        covered = [node for node in form.graph if node in nodes or node in behind]
+        inside = set(covered)
+        for node in covered:
+            if is_dequantize(node) or node is last:
+                continue
+            for output in node.outputs:
+                if output.is_graph_output() or any(user not in inside for user in output.consumers()):
+                    return
+        yield source, covered
+        wider = search.beyond(source)
+        search = None if wider is None else wider.narrowed()
 
 
 class _Search:
@@ -186,6 +196,16 @@ class _Search:
                 return False
             self.nodes.add(node)
         return True
+
+    def narrowed(self) -> _Search | None:
+        """This search, or one that goes on behind some of its tensors, where that has but one of them."""
+        search = self
+        while len(search.sources) > 1:
+            wider = next(filter(None, map(search.beyond, search.sources)), None)
+            if wider is None:
+                return None
+            search = wider
+        return search if search.sources else None
 
     def beyond(self, codes: ir.Value) -> _Search | None:
         """The search behind a tensor of codes that is computed for this function alone.

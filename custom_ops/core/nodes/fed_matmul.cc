@@ -43,6 +43,49 @@ View Permuted(std::span<const int64_t> dims, const std::vector<size_t>& permutat
   return view;
 }
 
+// Matrices along the last two dims, those before broadcast. `product` may be null.
+std::vector<int64_t> ProductOf(const View& left, const View& right, FedMatmulShape* product) {
+  const size_t a_rank = left.dims.size(), b_rank = right.dims.size();
+  const int64_t m = left.dims[a_rank - 2], k = left.dims[a_rank - 1], n = right.dims[b_rank - 1];
+  Require(right.dims[b_rank - 2] == k, "the operands have shapes ", ShapeText(left.dims), " and ",
+          ShapeText(right.dims), ": ", k, " columns meet ", right.dims[b_rank - 2], " rows");
+  const std::span<const int64_t> a_batch(left.dims.data(), a_rank - 2),
+      b_batch(right.dims.data(), b_rank - 2);
+  const std::vector<int64_t> batch = BroadcastDims(a_batch, b_batch);
+  std::vector<int64_t> y = batch;
+  y.push_back(m);
+  y.push_back(n);
+  const int64_t count = BoundedCount(y);
+  if (product == nullptr) return y;
+
+  product->m = m, product->n = n, product->k = k;
+  product->a_row = left.strides[a_rank - 2], product->a_k = left.strides[a_rank - 1];
+  product->b_k = right.strides[b_rank - 2], product->b_column = right.strides[b_rank - 1];
+  product->a_bytes = BoundedCount(left.dims), product->b_bytes = BoundedCount(right.dims);
+  product->batches.clear();
+  if (count == 0) return y;  // any of the batch's dims may be huge then
+  product->batches.assign(1, {0, 0});
+  // Dims from the last to the first: every offset so far is repeated for each index of the next dim.
+  const auto stride_at = [](const View& view, size_t rank, size_t from_end) {
+    if (from_end + 2 >= rank) return int64_t{0};
+    const size_t d = rank - 3 - from_end;
+    return view.dims[d] == 1 ? int64_t{0} : view.strides[d];
+  };
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const int64_t size = batch[batch.size() - 1 - i];
+    const int64_t a_step = stride_at(left, a_rank, i), b_step = stride_at(right, b_rank, i);
+    const size_t inner = product->batches.size();
+    product->batches.reserve(inner * static_cast<size_t>(size));
+    for (int64_t index = 1; index < size; ++index) {
+      for (size_t j = 0; j < inner; ++j) {
+        const auto [from_a, from_b] = product->batches[j];
+        product->batches.emplace_back(from_a + index * a_step, from_b + index * b_step);
+      }
+    }
+  }
+  return y;
+}
+
 }  // namespace
 
 FedMatmulNode DecodeFedMatmul(const NodeReader& node) {
@@ -76,49 +119,15 @@ std::vector<int64_t> ProductOf(const FedMatmulNode& node, const FedShape& a, con
   CheckFed(b, CodeType(node.spec.b_signed), "b");
   const View left = Permuted(a.dims, node.a_permutation, "a"),
              right = Permuted(b.dims, node.b_permutation, "b");
-  const size_t a_rank = left.dims.size(), b_rank = right.dims.size();
-  const int64_t m = left.dims[a_rank - 2], k = left.dims[a_rank - 1], n = right.dims[b_rank - 1];
-  Require(right.dims[b_rank - 2] == k, "the operands have shapes ", ShapeText(left.dims), " and ",
-          ShapeText(right.dims), ": ", k, " columns meet ", right.dims[b_rank - 2], " rows");
-  const int64_t most = MaxProducts(node.spec);
+  const int64_t k = left.dims.back(), most = MaxProducts(node.spec);
   Require(k <= most, "a sum of ", k, " products may leave int32, which holds any ", most,
           " of them. Leave this node in float");
+  return ProductOf(left, right, product);
+}
 
-  const std::span<const int64_t> a_batch(left.dims.data(), a_rank - 2),
-      b_batch(right.dims.data(), b_rank - 2);
-  const std::vector<int64_t> batch = BroadcastDims(a_batch, b_batch);
-  std::vector<int64_t> y = batch;
-  y.push_back(m);
-  y.push_back(n);
-  const int64_t count = BoundedCount(y);
-  if (product == nullptr) return y;
-
-  product->m = m, product->n = n, product->k = k;
-  product->a_row = left.strides[a_rank - 2], product->a_k = left.strides[a_rank - 1];
-  product->b_k = right.strides[b_rank - 2], product->b_column = right.strides[b_rank - 1];
-  product->a_bytes = BoundedCount(a.dims), product->b_bytes = BoundedCount(b.dims);
-  product->batches.clear();
-  if (count == 0) return y;  // any of the batch's dims may be huge then
-  product->batches.assign(1, {0, 0});
-  // Dims from the last to the first: every offset so far is repeated for each index of the next dim.
-  const auto stride_at = [](const View& view, size_t rank, size_t from_end) {
-    if (from_end + 2 >= rank) return int64_t{0};
-    const size_t d = rank - 3 - from_end;
-    return view.dims[d] == 1 ? int64_t{0} : view.strides[d];
-  };
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const int64_t size = batch[batch.size() - 1 - i];
-    const int64_t a_step = stride_at(left, a_rank, i), b_step = stride_at(right, b_rank, i);
-    const size_t inner = product->batches.size();
-    product->batches.reserve(inner * static_cast<size_t>(size));
-    for (int64_t index = 1; index < size; ++index) {
-      for (size_t j = 0; j < inner; ++j) {
-        const auto [from_a, from_b] = product->batches[j];
-        product->batches.emplace_back(from_a + index * a_step, from_b + index * b_step);
-      }
-    }
-  }
-  return y;
+std::vector<int64_t> FloatProductOf(std::span<const int64_t> a, std::span<const int64_t> b,
+                                    FedMatmulShape* product) {
+  return ProductOf(Permuted(a, {}, "A"), Permuted(b, {}, "B"), product);
 }
 
 }  // namespace lowbit

@@ -48,6 +48,9 @@ std::vector<int64_t> OutputDims(const FedMatmulNode& node, const FedShape& a, co
 // The same, and the product in strides; its batches are empty where y is.
 std::vector<int64_t> ProductOf(const FedMatmulNode& node, const FedShape& a, const FedShape& b,
                                FedMatmulShape* product);
+// The same of float32 tensors of these dims.
+std::vector<int64_t> FloatProductOf(std::span<const int64_t> a, std::span<const int64_t> b,
+                                    FedMatmulShape* product);
 std::vector<int64_t> OutputDims(const MaxPoolNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const AveragePoolNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const GlobalAveragePoolNode& node, const FedShape& x);

@@ -338,6 +338,13 @@ StandardNode DecodeGemm(const StandardReader& node) {
 StandardNode DecodeMatMul(const StandardReader& node) {
   node.RequireInputs(2);
   node.RequireFloat(0);
+  node.RequireFloat(1);
+  const auto rank = [&](size_t index) { return node.Dims(index) ? node.Dims(index)->size() : 0; };
+  if (!node.IsConstant(1) || rank(1) > 2) {
+    Require(rank(0) >= 2 && rank(1) >= 2, node.op(),
+            ": two tensors of rank 2 or more are multiplied, of A or B that is not known");
+    return FloatMatmulOp{};
+  }
   FloatGemmOp op;
   op.is_matmul = true;
   ReadFactor(node, false, 1, op);

@@ -107,6 +107,9 @@ struct FloatGemmOp {
   bool is_matmul = false;
 };
 
+// MatMul of two fed tensors of rank 2 or more, with numpy broadcasting of the dims before the last two. Fed: a, b.
+struct FloatMatmulOp {};
+
 // Where a window's pads come from.
 enum class AutoPad : uint8_t { kExplicit, kSameUpper, kSameLower };
 
@@ -132,9 +135,9 @@ Window WindowOf(const FloatConvOp& op, std::span<const int64_t> x);
 Window WindowOf(const FloatPoolOp& op, std::span<const int64_t> x);
 
 // QuantizeLinear and DequantizeLinear, per tensor or along the last axis, are lowbit nodes.
-using StandardNode =
-    std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, NearestOp, JoinOp, SoftmaxOp, UnaryOp,
-                 FloatBinaryOp, FloatGemmOp, FloatConvOp, FloatPoolOp, QuantizeNode, DequantizeNode>;
+using StandardNode = std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, NearestOp, JoinOp,
+                                  SoftmaxOp, UnaryOp, FloatBinaryOp, FloatGemmOp, FloatMatmulOp, FloatConvOp,
+                                  FloatPoolOp, QuantizeNode, DequantizeNode>;
 
 // An input of a node of ONNX's own domain, as far as it is known before a run.
 struct StandardInput {

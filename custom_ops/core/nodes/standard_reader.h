@@ -50,6 +50,7 @@ class StandardReader {
   void RequireFloat(size_t index) const;
   const std::optional<std::vector<int64_t>>& Dims(size_t index) const { return inputs_[index].dims; }
   // Constant inputs.
+  bool IsConstant(size_t index) const { return Present(index) && inputs_[index].constant.has_value(); }
   std::vector<int64_t> ConstantInts(size_t index, std::string_view name) const;
   const ConstTensor& Constant(size_t index, std::string_view name) const;
   const ConstTensor& Constant(size_t index, std::string_view name, ElementType type) const;

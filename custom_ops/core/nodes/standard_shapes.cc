@@ -265,6 +265,13 @@ TensorShape Output(const FloatBinaryOp&, std::span<const TensorShape> fed) {
   return {ElementType::kFloat, BroadcastDims(a.dims, b.dims)};
 }
 
+TensorShape Output(const FloatMatmulOp&, std::span<const TensorShape> fed) {
+  const TensorShape &a = At(fed, 0), &b = At(fed, 1);
+  CheckFed({a.type, a.dims}, ElementType::kFloat, "A");
+  CheckFed({b.type, b.dims}, ElementType::kFloat, "B");
+  return {ElementType::kFloat, FloatProductOf(a.dims, b.dims, nullptr)};
+}
+
 TensorShape Output(const QuantizeNode& node, std::span<const TensorShape> fed) {
   const TensorShape& x = At(fed, 0);
   return {OutputTypeOf(node), OutputDims(node, FedShape{x.type, x.dims})};
@@ -372,7 +379,7 @@ Window WindowOf(const FloatPoolOp& op, View x) { return WithPads(op.window, op.a
 std::vector<size_t> FedInputs(const StandardNode& node, size_t inputs) {
   size_t count = 1;
   if (std::holds_alternative<JoinOp>(node)) count = inputs;
-  if (std::holds_alternative<FloatBinaryOp>(node)) count = 2;
+  if (std::holds_alternative<FloatBinaryOp>(node) || std::holds_alternative<FloatMatmulOp>(node)) count = 2;
   std::vector<size_t> fed(count);
   std::iota(fed.begin(), fed.end(), size_t{0});
   return fed;

@@ -301,6 +301,28 @@ void TestGemm() {
          "factors that lowbit does not take");
 }
 
+void TestMatMul() {
+  StandardInput a = Fed(), b = Fed();
+  Expect(Refuses("MatMul", 13, {}, {a, b}), "ranks that are not known");
+  a.dims = b.dims = Ints{-1, 2, 3};
+  const StandardNode node = DecodeStandard("MatMul", 13, {}, Inputs{a, b});
+  Expect(FedInputs(node, 2) == std::vector<size_t>({0, 1}), "both are fed");
+  const auto dims = [&](Ints x, Ints y) {
+    return OutputOf(node, std::vector<TensorShape>{Floats(std::move(x)), Floats(std::move(y))}).dims;
+  };
+  Expect(dims({4, 1, 5, 2}, {3, 2, 7}) == Ints({4, 3, 5, 7}), "dims before the last two broadcast");
+  Expect(Refuses(node, {Floats({5, 2}), Floats({3, 7})}) &&
+             Refuses(node, {Floats({2, 5, 2}), Floats({3, 2, 7})}) &&
+             Refuses(node, {Floats({2}), Floats({2, 7})}) && Refuses(node, {Floats({5, 2})}),
+         "features, batches, rank, one operand");
+  b.dims = Ints{2};
+  Expect(Refuses("MatMul", 13, {}, {a, b}), "a vector");
+  StandardInput many = Constant(std::vector<float>(8), {2, 2, 2});
+  many.dims = Ints{2, 2, 2};
+  Expect(std::holds_alternative<FloatMatmulOp>(DecodeStandard("MatMul", 13, {}, Inputs{a, many})),
+         "constant matrices are fed");
+}
+
 void TestConv() {
   const std::vector<float> w(2 * 3 * 3 * 3, 1.0f), bias = {1, 2};
   const Inputs inputs = {Fed(), Constant(w, {2, 3, 3, 3}), Constant(bias, {2})};
@@ -411,6 +433,7 @@ void TestStandardNodes() {
   TestConcat();
   TestFloatElementwise();
   TestGemm();
+  TestMatMul();
   TestConv();
   TestPools();
   TestQuantizeLinear();

@@ -35,7 +35,7 @@ PixelParams PixelsOf(const ConvProblem& problem) {
 }
 
 std::optional<BorderParams> BorderOf(const ConvGeometry& g) {
-  constexpr int64_t kMostClasses = 64;
+  constexpr int64_t kMostClasses = 81;  // those of windows of 5 x 5, padded by 2
   const auto counts = [](int64_t pad, int64_t kernel, int64_t dilation) {
     return std::min({kernel, CeilDiv(pad, dilation), kMostClasses}) + 1;
   };

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,8 @@ namespace lowbit::cuda {
 
 // A convolution as packed, at one shape. The kernels see `groups` matrix products [m, k] x [k, n] of bytes.
 struct ConvProblem {
+  static constexpr int32_t kNoCode = std::numeric_limits<int32_t>::min();
+
   int64_t m = 0, n = 0, k = 0, groups = 1;
   bool tiled = false;             // the tile kernels apply at all (PackedConv says why not)
   bool weights_in_tiles = true;   // as the tile kernels read them, else in rows
@@ -41,12 +44,15 @@ struct ConvProblem {
   int64_t channels = 0;     // bytes per tap
   bool repacks = false;     // the tile kernels read a copy of the input
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
-  int32_t zero = 0;         // the code of real zero as the tile kernels see the input
+  // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the image is
+  // read as 0 and made good for (borders).
+  int32_t zero = 0;
+  bool is_bits = false;     // of a zero point of 1/2 (OfBits)
   bool borders = false;     // EpilogueParams::border
   bool has_places = false;  // EpilogueParams::places
 
-  // Four times the code of real zero.
-  uint32_t Fill() const { return static_cast<uint32_t>(zero & 255) * 0x01010101u; }
+  // Four times what is read outside of the image.
+  uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
   int64_t KTiles() const { return (k + kTileK - 1) / kTileK; }
   // Whether taps may lie outside the image.
   bool IsPadded() const {
@@ -67,6 +73,7 @@ struct ConvTraits {
   // The input is repacked, pixels are summed and parts of K are added around it where a node needs that.
   bool has_passes = false;
   bool may_stand_apart = false;  // ConvConfig::apart
+  bool gathers = false;          // pixels, but for ConvConfig::boxes, with any code outside of the image
   bool is_reference = false;     // reads codes, zero points and bias as the node has them
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone

@@ -330,11 +330,25 @@ __device__ __forceinline__ int ClassAt(const BorderParams& b, const WindowParams
          along_w.before * b.step_w.before + along_w.behind * b.step_w.behind;
 }
 
+// The outputs of a tile's rows, pixels in order.
+struct BorderPixels {
+  const BoxTileParams& p;
+  int m0;
+  __device__ __forceinline__ int BorderClass(int row) const {
+    const int m = m0 + row;
+    if (m >= p.m) return 0;
+    const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
+    const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
+    return ClassAt(p.border, p, oy, ox);
+  }
+};
+
 // Adds to sums what borders do: to those of `row`, and of the row eight below, from `channel` on.
-// pixels.BorderClass(row) is the class of a row's output.
+// pixels.BorderClass(row) is the class of a row's output. `sums`: of a fragment of kTileN columns, of wgmma or of
+// mma.sync.
 template <int kTileN, typename Pixels>
 __device__ __forceinline__ void AddBorders(const EpilogueParams& e, int channel, int row,
-                                           const Pixels& pixels, int (&sums)[kTileN / 2]) {
+                                           const Pixels& pixels, int* sums) {
   if (e.border == nullptr) return;
   const int top = pixels.BorderClass(row), bottom = pixels.BorderClass(row + 8);
   const int32_t* const table = e.border + channel;

@@ -6,8 +6,8 @@
 //     = S(q w') - z_x S(w') - z_w x_sum,
 // where S sums over all taps, and x_sum = sum over the taps in the image of (q - z_x).
 // The middle term depends on the channel alone and is folded into the bias. The last one is there only where
-// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are repacked to
-// {-1, +1}, whose padding is 0.
+// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are bits whose z_x is
+// 1/2, with doubled weights (OfBits), or are repacked to {-1, +1}, whose padding is 0.
 #include "kernels/cuda/conv/packed_conv.h"
 
 #include <algorithm>
@@ -119,6 +119,18 @@ Epilogue AsEpilogue(const ResidualSum& sum) {
   return e;
 }
 
+bool IsPadded(const ConvGeometry& g) {
+  return std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
+}
+
+// Whether tile kernels apply. Positions are pairs of 16-bit numbers: sizes, pads and windows stay below 2^14
+// together.
+bool IsTiled(const ConvGeometry& g) {
+  return !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
+         (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
+         std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
+}
+
 // Few sums decide then what a line must be, and nearly all channels have one.
 bool BecomeFewCodes(const Epilogue& e) {
   return e.kind == EpilogueKind::kRequantize && e.quantized_output && e.hi - e.lo < 16 &&
@@ -170,10 +182,10 @@ bool MayRise(const Epilogue& e) { return HasLines(e) && !e.has_residual && HasNo
 
 std::optional<ConvSpec> OfBits(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
-  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
   const bool is_small =
       spec.w.encoding == Encoding::kBipolar || (spec.w.encoding == Encoding::kSigned && spec.w.bits < 8);
-  if (spec.x.encoding != Encoding::kBipolar || is_padded || g.transposed || !is_small ||
+  const bool knows_outside = !IsPadded(g) || (IsTiled(g) && g.group == 1 && BorderOf(g));
+  if (spec.x.encoding != Encoding::kBipolar || !knows_outside || g.transposed || !is_small ||
       std::any_of(spec.w_zero_point.begin(), spec.w_zero_point.end(), [](int32_t z) { return z != 0; })) {
     return std::nullopt;
   }
@@ -181,12 +193,9 @@ std::optional<ConvSpec> OfBits(const ConvSpec& spec) {
   bits.x = {1, Encoding::kUnsigned};
   bits.w = {8, Encoding::kSigned};
   bits.x_zero_point = 0;
-  const int64_t k = g.K();
   for (size_t i = 0; i < spec.weights.size(); ++i) {
-    const int64_t channel = static_cast<int64_t>(i) / k;
-    const int32_t value = spec.WeightValue(channel, static_cast<int64_t>(i));
-    bits.weights[i] = static_cast<uint8_t>(2 * value);
-    bits.bias[static_cast<size_t>(channel)] -= value;
+    const auto index = static_cast<int64_t>(i);
+    bits.weights[i] = static_cast<uint8_t>(2 * spec.WeightValue(index / g.K(), index));
   }
   return bits;
 }
@@ -240,36 +249,37 @@ bool PackedConv::FitsBorders(const ConvSpec& spec) {
 bool PackedConv::FitsBoxes(const ConvSpec& spec) {
   const ConvGeometry& g = spec.geometry;
   constexpr int64_t kMostReach = 64;
-  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
   return !g.transposed && g.group == 1 && g.in_channels % 16 == 0 && spec.x.encoding != Encoding::kBipolar &&
          (g.Taps() == 1 || g.in_channels % kTileK == 0) &&
-         (!is_padded || spec.x_zero_point == 0 || FitsBorders(spec)) && g.stride_h <= 8 && g.stride_w <= 8 &&
-         (g.kernel_h - 1) * g.dilation_h <= kMostReach && (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
+         (!IsPadded(g) || spec.x_zero_point == 0 || FitsBorders(spec)) && g.stride_h <= 8 &&
+         g.stride_w <= 8 && (g.kernel_h - 1) * g.dilation_h <= kMostReach &&
+         (g.kernel_w - 1) * g.dilation_w <= kMostReach &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) <= kMostReach;
 }
 
 PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<const uint8_t> image,
                        const StoredAs& stored)
-    : geometry_(given.geometry), x_(given.x), x_zero_(given.x_zero_point), device_(device) {
+    : geometry_(given.geometry), device_(device) {
   const ConvGeometry& g = geometry_;
   Require(g.out_channels <= kMaxBytes && g.K() <= kMaxBytes, "weights of ", g.out_channels, " x ", g.K(),
           " are too large for the GPU kernels");
   // Of an image nothing is read that it holds.
+  const std::optional<ConvSpec> bits = OfBits(given);
+  const ConvSpec& read = bits ? *bits : given;
+  is_bits_ = bits.has_value();
   std::optional<ConvSpec> rising;
   if (image.empty()) {
     Require(static_cast<int64_t>(given.weights.size()) == g.out_channels * g.K(), "the node has ",
             given.weights.size(), " weights, expected ", g.out_channels * g.K());
-    rising = WithRisingThresholds(given);
+    rising = WithRisingThresholds(read);
   }
-  const ConvSpec& spec = rising ? *rising : given;
-  // Positions are pairs of 16-bit numbers: sizes, pads and windows stay below 2^14 together.
-  tiled_ = !g.transposed && (g.group == 1 || (g.GroupIn() >= 16 && g.GroupOut() >= 16)) &&
-           (g.kernel_h - 1) * g.dilation_h < 4096 && (g.kernel_w - 1) * g.dilation_w < 4096 &&
-           std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) < 4096;
+  const ConvSpec& spec = rising ? *rising : read;
+  x_ = spec.x;
+  x_zero_ = spec.x_zero_point;
+  tiled_ = IsTiled(g);
   vector16_ = g.GroupIn() % 16 == 0;
   boxes_ = FitsBoxes(spec);
-  const bool is_padded = std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) > 0;
-  borders_ = tiled_ && is_padded && TileZero() != 0 && FitsBorders(spec);
+  borders_ = tiled_ && IsPadded(g) && (is_bits_ || (TileZero() != 0 && FitsBorders(spec)));
   channels_ = RoundUp(g.GroupIn(), 4);
   repacks_ = x_.encoding == Encoding::kBipolar || channels_ != g.GroupIn();
 
@@ -368,7 +378,8 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places) const {
   problem.channels = channels_;
   problem.repacks = repacks_;
   problem.has_w_zero = has_w_zero_;
-  problem.zero = TileZero();
+  problem.zero = is_bits_ && IsPadded(g) ? ConvProblem::kNoCode : TileZero();
+  problem.is_bits = is_bits_;
   problem.borders = borders_;
   problem.tiled = tiled_ && std::max(shape.in_h, shape.in_w) < 8192 &&
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
@@ -407,6 +418,9 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.k = narrow(problem.k);
   p.groups = narrow(problem.groups);
   p.epilogue = epilogue_;
+  // What gathers pixels reads the code of zero outside of the image, where there is one.
+  if (row.traits.gathers && !config.boxes && problem.zero != ConvProblem::kNoCode)
+    p.epilogue.border = nullptr;
   const bool finishes_ones = row.traits.is_reference || row.traits.finishes_ones || !problem.requantizes ||
                              (config.splits > 1 && config.split == Split::kWorkspace);
   if (finishes_ones) {
@@ -469,7 +483,7 @@ void PackedConv::AddBorder(const Int8Weights& weights, ConstantBuilder& builder)
               ty >= top && ty < g.kernel_h - bottom && tx >= left && tx < g.kernel_w - right;
           if (!is_inside) sum += of_tap[static_cast<size_t>(tap)];
         }
-        sums[at * epilogue_.border_pitch + c] = static_cast<int32_t>(static_cast<uint32_t>(TileZero()) * sum);
+        sums[at * epilogue_.border_pitch + c] = ZeroTimes(static_cast<int32_t>(sum));
       }
     }
   });
@@ -492,16 +506,20 @@ void PackedConv::AddTableSum(const ResidualSum& sum, ConstantBuilder& builder) {
   p.y_hi = sum.hi;
 }
 
+// The doubled weights of bits have even sums. Else modulo 2^32, as every sum of the kernels.
+int32_t PackedConv::ZeroTimes(int32_t weights) const {
+  if (is_bits_) return weights / 2;
+  return static_cast<int32_t>(static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights));
+}
+
 PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const Int8Weights& weights) const {
   const Epilogue& e = spec.epilogue;
   ChannelConstants channels(spec.bias.size());
   channels.bias = spec.bias;
   if (tiled_ || !own_weights_at_.empty()) {
     for (size_t c = 0; c < channels.bias.size(); ++c) {
-      // Modulo 2^32, as every sum of the kernels.
-      channels.bias[c] =
-          static_cast<int32_t>(static_cast<uint32_t>(channels.bias[c]) -
-                               static_cast<uint32_t>(TileZero()) * static_cast<uint32_t>(weights.sum[c]));
+      channels.bias[c] = static_cast<int32_t>(static_cast<uint32_t>(channels.bias[c]) -
+                                              static_cast<uint32_t>(ZeroTimes(weights.sum[c])));
     }
   }
   // Of the input's codes, whatever they are.

@@ -37,8 +37,9 @@ bool MayRise(const Epilogue& epilogue);
 
 class ConstantBuilder;
 
-// The same convolution of codes as they are, bits: with x = 2c - 1, sum(w x) = sum(2w c) - sum(w). nullopt
-// where x is not bipolar, there is padding (no code is its zero), or twice the weights are no int8.
+// The same convolution of codes as they are, bits, by doubled weights: with x = 2c - 1, w x = 2w (c - 1/2), as if
+// their zero point were 1/2. nullopt where x is not bipolar, twice the weights are no int8, or there is padding whose
+// part of sums no table has (BorderOf).
 std::optional<ConvSpec> OfBits(const ConvSpec& spec);
 
 // The same thresholds of sums, all of which codes rise with: those of a channel whose codes fall are of its
@@ -58,7 +59,7 @@ class PackedConv {
   int64_t Channels() const { return channels_; }
   bool XSigned() const { return x_.encoding == Encoding::kSigned; }
   bool Bipolar() const { return x_.encoding == Encoding::kBipolar; }
-  // The code of real zero as the tile kernels see the input.
+  // The code of real zero as the tile kernels see the input. Of bits it is none.
   int32_t TileZero() const { return Bipolar() ? 0 : x_zero_; }
 
   // Whether zero points under padding are made good for by what is added to the sums of windows at borders.
@@ -94,6 +95,8 @@ class PackedConv {
 
   // The layout is one that the node has.
   const uint8_t* WeightsIn(const WeightLayout& layout) const;
+  // The zero point times a sum of weights.
+  int32_t ZeroTimes(int32_t weights) const;
   void AddWeights(const Int8Weights& weights, ConstantBuilder& builder);
   void AddBorder(const Int8Weights& weights, ConstantBuilder& builder);
   void AddTableSum(const ResidualSum& sum, ConstantBuilder& builder);
@@ -111,10 +114,11 @@ class PackedConv {
 
   ConvGeometry geometry_;
   OperandType x_;
-  int32_t x_zero_;
+  int32_t x_zero_ = 0;
   Device device_;
   bool tiled_ = false, vector16_ = false, boxes_ = false, borders_ = false, repacks_ = false,
        has_w_zero_ = false, rounds_fours_ = false, divides_fast_ = true, rises_ = false;
+  bool is_bits_ = false;      // OfBits
   bool float_lines_ = false;  // sums that are multiplied as integers lie on lines as floats
   int64_t channels_ = 0;
   WeightBits w_bits_;

@@ -27,19 +27,6 @@ __device__ __forceinline__ PixelPlace FirstPixel(const PixelParams& p, int m) {
   return {ox * p.stride_w - p.pad_left, oy * p.stride_h - p.pad_top, n};
 }
 
-// The outputs of a tile's rows.
-struct BoxPixels {
-  const BoxTileParams& p;
-  int m0;
-  __device__ __forceinline__ int BorderClass(int row) const {
-    const int m = m0 + row;
-    if (m >= p.m) return 0;
-    const int n = Divide(m, p.by_image), rest = m - n * static_cast<int>(p.by_image.divisor);
-    const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
-    return ClassAt(p.border, p, oy, ox);
-  }
-};
-
 // Walks along the tiles of k: the channels that a box has, the tap that is dx columns and dy rows into the
 // windows. Tiles do not reach into a second tap.
 struct TapWalk {

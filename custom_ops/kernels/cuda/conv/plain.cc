@@ -25,7 +25,8 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   p.pixel_bytes = static_cast<int>(problem.geometry.in_channels);
   p.transposed = problem.geometry.transposed;
   p.x_mul = is_bipolar ? 2 : 1;
-  p.x_zero = is_bipolar ? 1 : problem.zero;
+  p.x_zero = is_bipolar ? 1 : problem.is_bits ? 0 : problem.zero;
+  p.is_bits = problem.is_bits;
   return LauncherOf(p, config, LaunchPlain);
 }
 

@@ -15,7 +15,8 @@ struct PlainParams : ConvParams, WindowParams, TapParams {
   int k_tiles = 0, n_padded = 0;
   int channels = 0, pixel_bytes = 0;  // of a group and of all, as the node has them
   bool transposed = false;
-  int x_mul = 1, x_zero = 0;  // v(x) = x_mul * q - x_zero
+  int x_mul = 1, x_zero = 0;  // v(x) = x_mul * q - x_zero, 1/2 less where is_bits
+  bool is_bits = false;
 };
 cudaError_t LaunchPlain(const PlainParams& params, const ConvConfig&, const LaunchOptions& options);
 

@@ -41,7 +41,7 @@ __device__ __forceinline__ int Weights(const PlainParams& p, int group, int n, i
 // With v(x) = x_mul q - x_zero and
 // v(w) = w - w_zero, the sum over the taps inside the image is
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
-// The last factor is the x_sum of FinishOne.
+// The last factor is the x_sum of FinishOne. The weights of bits are even.
 template <bool kSigned>
 __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ PlainParams p) {
   WaitForPredecessors();
@@ -77,8 +77,9 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Pl
       count += p.channels;
     }
   }
-  FinishOne(p.epilogue, p.residual, p.y, pixel, c, p.x_mul * products - p.x_zero * w_sum, p.epilogue.bias[c],
-            p.epilogue.scale[c], p.x_mul * x_sum - p.x_zero * count);
+  const int sum = p.x_mul * products - p.x_zero * w_sum - (p.is_bits ? w_sum / 2 : 0);
+  FinishOne(p.epilogue, p.residual, p.y, pixel, c, sum, p.epilogue.bias[c], p.epilogue.scale[c],
+            p.x_mul * x_sum - p.x_zero * count);
 }
 
 __global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ReduceParams p) {

@@ -123,8 +123,7 @@ class ConvPlan {
 
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
                                            std::span<const uint8_t> packed, const StoredAs& stored) {
-  const std::optional<ConvSpec> bits = OfBits(spec);
-  return std::make_shared<const PackedConv>(bits ? *bits : spec, device, packed, stored);
+  return std::make_shared<const PackedConv>(spec, device, packed, stored);
 }
 
 std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }

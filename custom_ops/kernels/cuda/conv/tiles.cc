@@ -13,7 +13,8 @@ constexpr int kMmaStages = 3, kMaxStages = 8;
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
 constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}};
 
-constexpr ConvTraits kTraits{.takes_floats = true, .has_passes = true, .may_stand_apart = true};
+constexpr ConvTraits kTraits{
+    .takes_floats = true, .has_passes = true, .may_stand_apart = true, .gathers = true};
 
 bool IsWgmma(const ConvConfig& config) { return config.kernel == &kWgmmaRow; }
 
@@ -64,6 +65,8 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
       // Where boxes can be fetched, they are: no other way was faster by more than some percent (ResNet-50).
       config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns && !IsLeftOut("boxes");
+      // What gathers for wgmma adds nothing to sums at borders.
+      if (wgmma && !config.boxes && problem.zero == ConvProblem::kNoCode) continue;
       for (const bool producers : {false, true}) {
         // Without producers all tiles are in flight at once; with them two tiles are too few to gain.
         if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)

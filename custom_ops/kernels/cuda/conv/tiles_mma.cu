@@ -67,6 +67,11 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
       });
 
   const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
+  if (at.split == 0) {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i)
+      AddBorders<kWarpN>(p.epilogue, at.n0 + out_column, out_row + i * 16, BorderPixels{p, at.m0}, c[i][0]);
+  }
   FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i) {

@@ -136,7 +136,7 @@ struct Tiles {
     WgmmaWait<0>();
     HoldRegisters(sums);
     if constexpr (kBoxes && kMayHaveBorders<kFinish>) {
-      if (at.split == 0) AddBorders<kTileN>(p.epilogue, at.n0 + column, row, BoxPixels{p, at.m0}, sums);
+      if (at.split == 0) AddBorders<kTileN>(p.epilogue, at.n0 + column, row, BorderPixels{p, at.m0}, sums);
     }
   }
 

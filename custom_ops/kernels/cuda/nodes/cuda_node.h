@@ -137,6 +137,18 @@ bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const Binar
 std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
                                          const BinaryNode& add, bool made_first, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
+// A squeeze-and-excitation block: LowBitGlobalAveragePool, two convolutions in a row, LowBitLookup, and LowBitMul by what
+// that has, each the only reader of the one before. Fed: what is averaged, what is multiplied. At each shape they are one
+// kernel or, as ever, a launch or two for each but the table. `gate_first`: what the table has is the first factor.
+bool FusesGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
+               const LookupNode& lookup, const BinaryNode& mul, const Device& device);
+struct GateChoosers {
+  ConvChooser first, second;
+};
+std::unique_ptr<PackedNode> PackGate(const GlobalAveragePoolNode& pool, const MatmulNode& first,
+                                     const MatmulNode& second, const LookupNode& lookup,
+                                     const BinaryNode& mul, bool gate_first, const Device& device,
+                                     const GateChoosers& choosers, std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.

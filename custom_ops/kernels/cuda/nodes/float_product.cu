@@ -1,197 +1,203 @@
-// Gemm, MatMul and Conv in float32, correct and plain: products of tiles in shared memory on the CUDA cores,
-// summed with fma. Rows are outputs (of the node or a group), columns are rows of A or pixels.
-#include "kernels/cuda/nodes/float_product.cuh"
+// Gemm, MatMul and Conv in float32 on the CUDA cores, summed with fma. Rows are outputs (of the node or a group), columns
+// are rows of A or pixels. A thread multiplies 4 or 8 outputs along either side, whose operands it reads from shared
+// memory 16 bytes at a time.
+#include "kernels/cuda/nodes/float_tiles.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kSide = 16;   // threads along either side of a tile
-constexpr int kDepth = 16;  // steps along k that a tile holds
-
-struct FloatParams : ProductParams {
-  const float* weights = nullptr;  // [groups][rows][k], k channel by channel
-  int k = 0;
-  FastDivisor by_taps;
+struct FloatParams : SplitParams {
+  const float* weights = nullptr;  // [groups][depth][pitch], with zeros behind the elements of k and the rows
+  int pitch = 0;
 };
 
-// Element k of a column.
-struct GemmSource {
-  const FloatParams& p;
-  const float* column;
+template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf>
+struct Tile {
+  using Params = FloatParams;
+  static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
+  static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock;
+  static constexpr int kDepth = 16;
+  static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
+  static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
+  // Elements of a column are copied side by side along k, too, which then lie in other banks.
+  static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
+  // More products for a read are faster.
+  static constexpr double kProducts = kThreadRows * kThreadColumns >= 64 ? 115 : 102, kWeightBytes = 4;
+  // The threads of a warp: few addresses of either operand, and those next to each other.
+  static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
+  static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;
+  static constexpr int kWarpsAcross = kAcross / kLanesAcross;
+  static_assert(kRows / kThreadRows * kAcross == kBlock && kLanesDown * kLanesAcross == kWarp);
 
-  __device__ __forceinline__ GemmSource(const FloatParams& params, int, int j)
-      : p(params), column(params.x + min(j, params.columns - 1) * params.column_step) {}
-  __device__ __forceinline__ float operator()(int k) const { return column[k * p.k_step]; }
-};
-struct ConvSource {
-  const FloatParams& p;
-  const ConvColumn column;
+  // What lies behind the last row is copied from another one, and not stored.
+  struct Weights {
+    static constexpr int kFours = kRows / 4, kStep = kBlock / kFours;
+    static_assert(kBlock % kFours == 0 && kDepth % kStep == 0);
+    const FloatParams& p;
+    const float* first;
+    uint32_t to;
 
-  __device__ __forceinline__ ConvSource(const FloatParams& params, int group, int j)
-      : p(params), column(params, group, j) {}
-  __device__ __forceinline__ float operator()(int k) const {
-    const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
-    const auto [ty, tx] = Divided(tap, p.by_kernel_w);
-    const float* const x = column.At(p, ty, tx);
-    return x == nullptr ? 0.0f : x[channel * ConvColumn::ChannelStep(p)];
-  }
-};
-
-// kMicro x kMicro outputs a thread.
-template <typename Source, typename Column, int kMicro>
-__global__ void __launch_bounds__(kThreads) ProductTiles(const __grid_constant__ FloatParams p) {
-  constexpr int kTile = kSide * kMicro;
-  __shared__ float a_tile[kDepth][kTile + 4], b_tile[kDepth][kTile + 4];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int group = static_cast<int>(blockIdx.z), tid = static_cast<int>(threadIdx.x);
-  const int i0 = static_cast<int>(blockIdx.y) * kTile, j0 = static_cast<int>(blockIdx.x) * kTile;
-  const int tx = tid % kSide * kMicro, ty = tid / kSide * kMicro;
-  const float* weights = p.weights + static_cast<int64_t>(group) * p.rows * p.k;
-  const int own = tid % kTile;  // the column that this thread fetches
-  const Source source(p, group, j0 + own);
-  float sums[kMicro][kMicro] = {};
-  for (int k0 = 0; k0 < p.k; k0 += kDepth) {
-    for (int e = tid; e < kDepth * kTile; e += kThreads) {
-      const int k = e % kDepth, i = e / kDepth;
-      const bool inside = k0 + k < p.k && i0 + i < p.rows;
-      a_tile[k][i] = inside ? weights[static_cast<int64_t>(i0 + i) * p.k + k0 + k] : 0.0f;
+    __device__ __forceinline__ Weights(const FloatParams& params, int group, int i0, int k0, uint32_t stages)
+        : p(params) {
+      const int four = static_cast<int>(threadIdx.x) % kFours, k = static_cast<int>(threadIdx.x) / kFours;
+      first = p.weights + (static_cast<int64_t>(group) * p.depth + k0 + k) * p.pitch +
+              min(i0 + 4 * four, p.pitch - 4);
+      to = stages + (k * kRows + 4 * four) * 4;
     }
-    for (int k = tid / kTile; k < kDepth; k += kThreads / kTile) {
-      b_tile[k][own] = k0 + k < p.k ? source(k0 + k) : 0.0f;
+    __device__ __forceinline__ void Fetch(int step, int stage) const {
+#pragma unroll
+      for (int k = 0; k < kDepth; k += kStep) {
+        CopyAsync<16>(to + (stage * kStageFloats<Tile> + k * kRows) * 4,
+                      first + static_cast<int64_t>(step * kDepth + k) * p.pitch);
+      }
     }
-    __syncthreads();
-    // Each tile's sum on its own, so that errors grow with the number of tiles and not of products.
-    float tile[kMicro][kMicro] = {};
+  };
+
+  struct Sums {
+    float sums[kThreadRows][kThreadColumns] = {};
+    int row, column;
+
+    __device__ __forceinline__ Sums() {
+      const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+      row = 4 * (warp / kWarpsAcross * kLanesDown + lane / kLanesAcross);
+      column = 4 * (warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross);
+    }
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
 #pragma unroll
-    for (int k = 0; k < kDepth; ++k) {
+      for (int k = 0; k < kDepth; ++k) {
+        float4 w[kFoursDown], x[kFoursAcross];
 #pragma unroll
-      for (int i = 0; i < kMicro; ++i) {
+        for (int i = 0; i < kFoursDown; ++i) {
+          w[i] = *reinterpret_cast<const float4*>(weights + k * kRows + row + i * kRowStep);
+        }
 #pragma unroll
-        for (int j = 0; j < kMicro; ++j) {
-          tile[i][j] = __fmaf_rn(a_tile[k][ty + i], b_tile[k][tx + j], tile[i][j]);
+        for (int j = 0; j < kFoursAcross; ++j) {
+          x[j] = *reinterpret_cast<const float4*>(columns + k * kPitch + column + j * kColumnStep);
+        }
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+#pragma unroll
+          for (int j = 0; j < kThreadColumns; ++j) {
+            sums[i][j] = __fmaf_rn(ElementOf(w[i / 4], i % 4), ElementOf(x[j / 4], j % 4), sums[i][j]);
+          }
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kMicro; ++i) {
-#pragma unroll
-      for (int j = 0; j < kMicro; ++j) sums[i][j] = __fadd_rn(sums[i][j], tile[i][j]);
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int i = 0; i < kMicro; ++i) {
-    if (i0 + ty + i >= p.rows) return;
-    const int output = group * p.rows + i0 + ty + i;
-#pragma unroll
-    for (int j = 0; j < kMicro; ++j) {
-      if (j0 + tx + j < p.columns) {
-        p.y[Column::Target(p, group, i0 + ty + i, j0 + tx + j)] = FinishSum(p, output, sums[i][j]);
-      }
-    }
-  }
-}
+    __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
+  };
+};
+using Tiles = std::tuple<Tile<128, 128, 8, 8, 3>, Tile<64, 128, 8, 8, 4>, Tile<64, 64, 8, 4, 4>,
+                         Tile<64, 32, 8, 4, 4>, Tile<128, 8, 4, 4, 6>>;
+constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
+static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 
-// Few outputs of a group (depthwise): a thread sums one.
+// Few outputs of a group (depthwise), or windows that reach beyond 31 bits: a thread sums one output.
 __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ FloatParams p) {
   const int j = static_cast<int>(StartThread());
   if (j >= p.columns) return;
-  const int channel = static_cast<int>(blockIdx.y), group = channel / p.rows;
-  const ConvSource source(p, group, j);
-  const float* weights = p.weights + static_cast<int64_t>(channel) * p.k;
+  const int channel = static_cast<int>(blockIdx.y), group = channel / p.rows, row = channel - group * p.rows;
+  const ConvColumn column(p, group, j);
+  const float* weight = p.weights + static_cast<int64_t>(group) * p.depth * p.pitch + row;
+  const int64_t plane = ConvColumn::ChannelStep(p);
   float sum = 0;
-  for (int k = 0; k < p.k; ++k) sum = __fmaf_rn(weights[k], source(k), sum);
-  p.y[ConvColumn::Target(p, group, channel - group * p.rows, j)] = FinishSum(p, channel, sum);
-}
-
-// Few columns: a warp sums one row for kColumns of them, its lanes side by side along k.
-constexpr int kColumns = 4;
-__global__ void __launch_bounds__(kThreads) GemmNarrow(const __grid_constant__ FloatParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int i = static_cast<int>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
-  if (i >= p.rows) return;  // whole warps
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, j0 = static_cast<int>(blockIdx.y) * kColumns;
-  const float* weights = p.weights + static_cast<int64_t>(i) * p.k;
-  const float* column[kColumns];
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j) column[j] = p.x + min(j0 + j, p.columns - 1) * p.column_step;
-  float sums[kColumns] = {};
-#pragma unroll 4
-  for (int k = lane; k < p.k; k += kWarp) {
-    const float w = weights[k];
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) sums[j] = __fmaf_rn(w, column[j][k * p.k_step], sums[j]);
-  }
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-      sums[j] = __fadd_rn(sums[j], __shfl_xor_sync(0xFFFFFFFFu, sums[j], step));
-    }
-    if (lane == 0 && j0 + j < p.columns) {
-      p.y[static_cast<int64_t>(j0 + j) * p.rows + i] = FinishSum(p, i, sums[j]);
+  for (int c = 0; c < p.channels; ++c) {
+    for (unsigned ty = 0; ty < p.windows.h.kernel; ++ty) {
+      for (unsigned tx = 0; tx < p.windows.w.kernel; ++tx, weight += p.pitch) {
+        const float* const x = column.At(p, ty, tx);
+        sum = __fmaf_rn(*weight, x == nullptr ? 0.0f : x[c * plane], sum);
+      }
     }
   }
+  p.y[ConvColumn::Target(p, group, row, j)] = FinishSum(p, channel, sum);
 }
 
-constexpr int64_t kMostGridRows = 65535;
-
-// Tiles of 64 x 64 where they fill the GPU, else of 32 x 32.
-template <typename Source, typename Column>
-void LaunchTiles(const Run& run, const FloatParams& p, int multiprocessors) {
-  const auto grid = [&](int tile) {
-    return dim3(BlocksFor(p.columns, tile), BlocksFor(p.rows, tile), static_cast<unsigned>(p.groups));
-  };
-  const dim3 large = grid(4 * kSide), small = grid(2 * kSide);
-  const int64_t blocks = int64_t{large.x} * large.y * large.z;
-  Require(large.z <= kMostGridRows && small.y <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
-          p.groups, " groups is too large");
-  if (blocks >= multiprocessors) return run.Launch(ProductTiles<Source, Column, 4>, large, kThreads, p);
-  run.Launch(ProductTiles<Source, Column, 2>, small, kThreads, p);
-}
-
-// The node tells by its type alone.
-void LaunchProduct(const FloatGemmOp&, const Run& run, const FloatParams& p, int multiprocessors) {
-  constexpr int kNarrow = 32;
-  if (p.columns > kNarrow) return LaunchTiles<GemmSource, GemmColumn>(run, p, multiprocessors);
-  const dim3 grid(BlocksFor(p.rows, kThreads / kWarp), BlocksFor(p.columns, kColumns));
-  run.Launch(GemmNarrow, grid, kThreads, p);
-}
-
-void LaunchProduct(const FloatConvOp&, const Run& run, const FloatParams& p, int multiprocessors) {
+// Whether a thread sums an output, front to back.
+template <typename Column>
+bool IsNarrow(const FloatParams& p) {
   constexpr int kNarrow = 8;
-  const int64_t outputs = int64_t{p.rows} * p.groups;
-  if (p.groups == 1 || p.rows >= kNarrow || outputs > kMostGridRows) {
-    return LaunchTiles<ConvSource, ConvColumn>(run, p, multiprocessors);
-  }
-  run.Launch(ConvNarrow, dim3(BlocksFor(p.columns, kThreads), static_cast<unsigned>(outputs)), kThreads, p);
+  if (kStoresColumns<Column>) return false;
+  const bool may = int64_t{p.rows} * p.groups <= kMostGridRows;
+  return may && (!IsNear(p) || (p.groups > 1 && p.rows < kNarrow));
+}
+
+void LaunchNarrow(const Run& run, const FloatParams& p) {
+  const dim3 grid(BlocksFor(p.columns, kThreads), static_cast<unsigned>(p.rows * p.groups));
+  run.Launch(ConvNarrow, grid, kThreads, p);
 }
 
 template <typename Op>
-PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, FloatPrecision precision,
-                          const Limits& limits) {
-  if (HasTensorProduct(op, device, precision)) return PackTensorProduct(op, device, precision, limits);
-  FloatParams shared;
-  Describe(op, limits, shared);
-  shared.k = CheckedSize(shared.channels * TapsOf(op), "sums of length");
-  shared.by_taps = MakeDivisor(TapsOf(op));
-  const auto launch = [multiprocessors = device.multiprocessors](const Run& run, const FloatParams& p) {
-    LaunchProduct(Op(), run, p, multiprocessors);
+FloatParams Described(const Op& op, const Limits& limits) {
+  FloatParams p;
+  DescribeTiles(op, limits, kDepth, p);
+  p.pitch = static_cast<int>(BlocksFor(p.rows, 4)) * 4;
+  return p;
+}
+
+// Weights [groups][rows][k] as the blocks copy them.
+std::vector<float> PackWeights(const FloatParams& p, const std::vector<float>& weights) {
+  std::vector<float> out(static_cast<size_t>(int64_t{p.groups} * p.depth * p.pitch));
+  const float* w = weights.data();
+  for (int64_t group = 0; group < p.groups; ++group) {
+    float* const of_group = out.data() + group * p.depth * p.pitch;
+    for (int64_t row = 0; row < p.rows; ++row) {
+      for (int64_t k = 0; k < p.k; ++k) of_group[k * p.pitch + row] = *w++;
+    }
+  }
+  return out;
+}
+
+template <typename Column, typename Op>
+PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, const Limits& limits,
+                          const FloatTiling& tiling) {
+  const FloatParams shared = Described(op, limits);
+  const auto plan = [=](const FloatParams& geometry) {
+    if (IsNarrow<Column>(geometry)) {
+      return MakeKernelPlan(std::string(name) + " narrow", geometry, LaunchNarrow);
+    }
+    return PlanProduct<Tiles, Column>(name, geometry, device, tiling);
   };
-  return MakeProduct(name, op, shared, op.weights, device, launch);
+  return MakeProduct(op, shared, PackWeights(shared, op.weights), device, plan);
+}
+
+template <typename Column, typename Op>
+SumSlices SlicesOfShapes(const Op& op, const TensorShape& x, const TensorShape& y,
+                         const FloatTiling& tiling) {
+  FloatParams p = Described(op, {});
+  SetShapes(op, x, y, p);
+  const int slices = IsNarrow<Column>(p) ? 1 : CheapestSlices<Tiles, Column>(p, tiling.slices);
+  return {slices, p.depth / kDepth, kDepth};
 }
 
 }  // namespace
 
+SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling) {
+  return SlicesOfShapes<GemmColumn>(op, x, y, tiling);
+}
+SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling) {
+  return SlicesOfShapes<ConvColumn>(op, x, y, tiling);
+}
+
+PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling) {
+  return PackProduct<GemmColumn>("float_gemm", op, device, limits, tiling);
+}
+PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling) {
+  return PackProduct<ConvColumn>("float_conv", op, device, limits, tiling);
+}
+
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return PackProduct("float_gemm", op, device, precision, limits);
+  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
+                                                 : PackTiled(op, device, limits);
 }
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return PackProduct("float_conv", op, device, precision, limits);
+  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
+                                                 : PackTiled(op, device, limits);
 }
 
 }  // namespace lowbit::cuda

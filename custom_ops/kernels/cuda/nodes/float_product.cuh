@@ -25,22 +25,19 @@ struct ProductParams : Tensors<float, float> {
   FastDivisor by_pixels, by_kernel_w;
 };
 
+__device__ __forceinline__ float Limited(const Limits& limits, float sum) {
+  sum = sum < limits.low ? limits.low : sum;
+  return sum > limits.high ? limits.high : sum;
+}
+
 // What is stored of a sum.
 __device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum) {
   if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
-  sum = sum < p.limits.low ? p.limits.low : sum;
-  return sum > p.limits.high ? p.limits.high : sum;
+  return Limited(p.limits, sum);
 }
 
-// A column of a Gemm: one tap of `channels` elements.
+// Where the outputs of a Gemm lie, those of a column side by side.
 struct GemmColumn {
-  const float* first;
-
-  __device__ __forceinline__ GemmColumn(const ProductParams& p, int, int j)
-      : first(j < p.columns ? p.x + j * p.column_step : nullptr) {}
-  // The first channel at a tap, the others being k_step apart; null where there is nothing but zeros.
-  __device__ __forceinline__ const float* At(const ProductParams&, unsigned, unsigned) const { return first; }
-  __device__ static __forceinline__ int64_t ChannelStep(const ProductParams& p) { return p.k_step; }
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
@@ -59,6 +56,7 @@ struct ConvColumn {
     left = out_x * w.stride - w.pad_begin;
     image = p.x + (static_cast<int64_t>(n) * p.groups + group) * p.channels * h.in * w.in;
   }
+  // The first channel at a tap, the others being ChannelStep apart; null where there is nothing but zeros.
   __device__ __forceinline__ const float* At(const ProductParams& p, unsigned ty, unsigned tx) const {
     const WindowDim &h = p.windows.h, &w = p.windows.w;
     const int64_t y = top + ty * h.dilation, x = left + tx * w.dilation;
@@ -125,20 +123,21 @@ inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
   return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
 }
 
-// `shared`: what Describe gave and what else is known before the shapes, with a member `weights`.
-template <typename Op, typename Params, typename Weight, typename Launch>
-PackedNodePtr MakeProduct(std::string text, const Op& op, Params shared, const std::vector<Weight>& weights,
-                          const Device& device, const Launch& launch) {
+// `shared`: what Describe gave and what else is known before the shapes, with a member `weights`. plan(parameters) once
+// the shapes are known, too.
+template <typename Op, typename Params, typename Weight, typename Plan>
+PackedNodePtr MakeProduct(const Op& op, Params shared, const std::vector<Weight>& weights,
+                          const Device& device, const Plan& plan) {
   NodeConstants constants;
   constants.Add(weights, shared.weights);
   constants.Add(op.bias, shared.bias);
   const auto memory = constants.Upload(device);
-  const auto plan = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+  const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     Params geometry = shared;
     SetShapes(op, fed[0], y, geometry);
-    return MakeKernelPlan(text, geometry, launch);
+    return plan(geometry);
   };
-  return MakeNode(plan, memory);
+  return MakeNode(of_shapes, memory);
 }
 
 }  // namespace lowbit::cuda

@@ -8,6 +8,7 @@
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
+#include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
@@ -175,7 +176,103 @@ class PackedConvAdd final : public PackedNode {
   PackedNodePtr add_;
 };
 
-// Packed: how many bytes the first node packed, those, the second's.
+// What two nodes packed: how many bytes the first one, those, the second's.
+std::vector<uint8_t> Joined(const PackedMatmul& a, const PackedMatmul& b) {
+  const std::vector<uint8_t> first = a.Packed(), second = b.Packed();
+  const uint64_t first_bytes = first.size();
+  std::vector<uint8_t> both(sizeof first_bytes + first.size() + second.size());
+  std::memcpy(both.data(), &first_bytes, sizeof first_bytes);
+  std::copy(second.begin(), second.end(),
+            std::copy(first.begin(), first.end(), both.begin() + sizeof first_bytes));
+  return both;
+}
+std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
+  if (packed.empty()) return {};
+  uint64_t first_bytes = 0;
+  Require(packed.size() > sizeof first_bytes, "the packed nodes have ", packed.size(), " bytes, too few");
+  std::memcpy(&first_bytes, packed.data(), sizeof first_bytes);
+  const std::span<const uint8_t> both = packed.subspan(sizeof first_bytes);
+  Require(first_bytes > 0 && first_bytes < both.size(), "the packed nodes have ", both.size(),
+          " bytes, the first of them ", first_bytes, "; compile the model again");
+  const auto count = static_cast<size_t>(first_bytes);
+  return is_first ? both.first(count) : both.subspan(count);
+}
+
+// Shapes need only the geometry.
+NodeSpec WithoutWeights(MatmulNode node) {
+  std::vector<uint8_t>().swap(node.conv.weights);
+  return node;
+}
+
+class PackedGate final : public PackedNode {
+ public:
+  PackedGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
+             const LookupNode& lookup, const BinaryNode& mul, bool gate_first, const Device& device,
+             const GateChoosers& choosers, std::span<const uint8_t> packed)
+      : specs_{pool, WithoutWeights(first), WithoutWeights(second)},
+        gate_first_(gate_first),
+        pool_(PackNode(pool, device)),
+        first_(first, device, choosers.first, Part(packed, true)),
+        second_(second, device, choosers.second, Part(packed, false), StoredAs{{}, lookup.table, {}}),
+        mul_(PackNode(mul, device)),
+        gate_{pool, first_.Conv(), second_.Conv(), mul.spec, gate_first},
+        gate_type_(lookup.y_signed ? ElementType::kInt8 : ElementType::kUInt8) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    Require(fed.size() == 2, "a gate was fed ", fed.size(), " tensors, expected 2");
+    if (auto plan = PlanGate(gate_, fed)) return plan;
+    return PlanSteps(fed, y);
+  }
+  std::vector<uint8_t> Packed() const override { return Joined(first_, second_); }
+
+ private:
+  // What the steps make lies in the workspace one after the other, before what any of the launches needs.
+  NodePlanPtr PlanSteps(Shapes fed, const TensorShape& y) const {
+    const PackedNode* const steps[] = {pool_.get(), &first_, &second_};
+    std::array<NodePlanPtr, 4> plans;
+    std::array<size_t, 3> at = {};
+    TensorShape made = fed[0];
+    size_t made_bytes = 0;
+    for (size_t i = 0; i < at.size(); ++i) {
+      TensorShape next = OutputOf(specs_[i], std::span(&made, 1));
+      if (i + 1 == at.size()) next.type = gate_type_;
+      plans[i] = steps[i]->Plan(std::span(&made, 1), next);
+      at[i] = made_bytes;
+      made_bytes += static_cast<size_t>(RoundUp(ElementCount(next.dims), 256));
+      made = std::move(next);
+    }
+    std::array<TensorShape, 2> factors = {fed[1], made};
+    if (gate_first_) std::swap(factors[0], factors[1]);
+    plans[3] = mul_->Plan(factors, y);
+    size_t scratch_bytes = 0;
+    std::string text;
+    for (const NodePlanPtr& plan : plans) {
+      scratch_bytes = std::max(scratch_bytes, plan->WorkspaceBytes());
+      text += (text.empty() ? "" : " + ") + plan->Text();
+    }
+    const auto launch = [plans, at, made_bytes, gate_first = gate_first_](const Run& run) {
+      auto* const workspace = static_cast<uint8_t*>(run.workspace);
+      const void* x = run.fed[0];
+      for (size_t i = 0; i < at.size(); ++i) {
+        plans[i]->Launch(std::span(&x, 1), workspace + at[i], workspace + made_bytes, run.queue);
+        x = workspace + at[i];
+      }
+      std::array<const void*, 2> both = {run.fed[1], x};
+      if (gate_first) std::swap(both[0], both[1]);
+      plans[3]->Launch(both, run.y, workspace + made_bytes, run.queue);
+    };
+    return MakePlan(text, launch, made_bytes + scratch_bytes);
+  }
+
+  std::array<NodeSpec, 3> specs_;  // of what is in front of the product
+  bool gate_first_;
+  PackedNodePtr pool_;
+  PackedMatmul first_, second_;
+  PackedNodePtr mul_;
+  Gate gate_;
+  ElementType gate_type_;
+};
+
 class PackedResidualPair final : public PackedNode {
  public:
   PackedResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
@@ -211,29 +308,9 @@ class PackedResidualPair final : public PackedNode {
     if (fed.size() < 2) return std::nullopt;
     return ChainLink{second_.Conv(), second_.ShapeOf(fed[1]), first_.Conv(), first_.ShapeOf(fed[0])};
   }
-  std::vector<uint8_t> Packed() const override {
-    const std::vector<uint8_t> first = first_.Packed(), second = second_.Packed();
-    const uint64_t first_bytes = first.size();
-    std::vector<uint8_t> both(sizeof first_bytes + first.size() + second.size());
-    std::memcpy(both.data(), &first_bytes, sizeof first_bytes);
-    std::copy(second.begin(), second.end(),
-              std::copy(first.begin(), first.end(), both.begin() + sizeof first_bytes));
-    return both;
-  }
+  std::vector<uint8_t> Packed() const override { return Joined(first_, second_); }
 
  private:
-  static std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
-    if (packed.empty()) return {};
-    uint64_t first_bytes = 0;
-    Require(packed.size() > sizeof first_bytes, "the packed nodes have ", packed.size(), " bytes, too few");
-    std::memcpy(&first_bytes, packed.data(), sizeof first_bytes);
-    const std::span<const uint8_t> both = packed.subspan(sizeof first_bytes);
-    Require(first_bytes > 0 && first_bytes < both.size(), "the packed nodes have ", both.size(),
-            " bytes, the first of them ", first_bytes, "; compile the model again");
-    const auto count = static_cast<size_t>(first_bytes);
-    return is_first ? both.first(count) : both.subspan(count);
-  }
-
   ConvChooser choose_;
   PackedMatmul first_, second_;
 };
@@ -461,6 +538,19 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
       StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}, {}});
+}
+
+bool FusesGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
+               const LookupNode& lookup, const BinaryNode& mul, const Device& device) {
+  return !first.layout.is_gemm && !second.layout.is_gemm && FusesLookup(second, lookup) &&
+         FitsGate(pool, first.conv, second.conv, mul.spec, device);
+}
+
+std::unique_ptr<PackedNode> PackGate(const GlobalAveragePoolNode& pool, const MatmulNode& first,
+                                     const MatmulNode& second, const LookupNode& lookup,
+                                     const BinaryNode& mul, bool gate_first, const Device& device,
+                                     const GateChoosers& choosers, std::span<const uint8_t> packed) {
+  return std::make_unique<PackedGate>(pool, first, second, lookup, mul, gate_first, device, choosers, packed);
 }
 
 bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {

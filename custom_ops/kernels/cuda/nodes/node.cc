@@ -148,7 +148,8 @@ PackedNodePtr PackNode(const NodeSpec& node, const Device& device) {
 namespace {
 
 template <typename Node>
-constexpr bool kIsProduct = std::is_same_v<Node, FloatGemmOp> || std::is_same_v<Node, FloatConvOp>;
+constexpr bool kIsProduct = std::is_same_v<Node, FloatGemmOp> || std::is_same_v<Node, FloatMatmulOp> ||
+                            std::is_same_v<Node, FloatConvOp>;
 
 }  // namespace
 

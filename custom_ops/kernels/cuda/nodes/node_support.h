@@ -67,8 +67,30 @@ struct Limits {
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
+PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision precision,
+                   const Limits& limits = {});
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
+// The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
+// tiles, of which a Conv has all but the last, and at most so many slices of the sums, a power of two up to 16.
+struct FloatTiling {
+  static constexpr int kTiles = 5;
+  int tile = -1, slices = 0;  // -1 and 0: the cheapest
+};
+PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling = {});
+PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
+                        const FloatTiling& tiling = {});
+// How a product in float32 is summed, which the node and its shapes alone decide: `steps` of `step` elements each, the
+// last one of what is left, are cut into slices, of which number s begins at s * steps / count. Each is summed front to
+// back with fma, then their sums by a binary tree.
+struct SumSlices {
+  int count = 1, steps = 0, step = 0;
+};
+SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling = {});
+SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y,
+                   const FloatTiling& tiling = {});
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);

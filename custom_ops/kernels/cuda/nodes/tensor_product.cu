@@ -1,15 +1,14 @@
-// Float products on Tensor Cores: operands are rounded as they are packed (weights) and fetched (x), products summed
-// in float32.
+// Float products on Tensor Cores: operands are rounded as they are packed (weights) and read (x), products summed in
+// float32.
 //
-// The sums' elements are taken tap by tap, a step being 8 words of channels of one tap, the last one of a tap
-// filled up with zeros: threads work out where a tap lies once for 8 or 16 elements, and neighbouring threads read
-// neighbouring pixels. Weights lie in the order in which a warp's threads hold them, so that each fetches its four
-// words of 16 rows at once. Blocks with few outputs split the steps among their warps, whose sums are added in the
-// warps' order: which blocks there are depends on the shape and the GPU alone, so every run gives the same bits.
+// A warp multiplies 32 rows, or twice as many, by 32 columns. Which row, column or element of k an instruction calls
+// which is free as long as its operands agree: a thread's numbers are those that lie side by side. So it reads four
+// columns of x at once, holds squares of four by four outputs, and fetches its four words of 16 rows of weights at once,
+// which lie in the order in which threads hold them.
 #include <bit>
 
 #include "kernels/cuda/device/mma_float.cuh"
-#include "kernels/cuda/nodes/float_product.cuh"
+#include "kernels/cuda/nodes/float_tiles.cuh"
 
 namespace lowbit::cuda {
 namespace {
@@ -17,8 +16,7 @@ namespace {
 constexpr int kStepWords = 8;  // along k, of one instruction
 constexpr int kTileRows = 16;  // of one instruction
 constexpr int kWarpRows = 32, kWarpColumns = 32;
-constexpr int kRowTiles = kWarpRows / kTileRows, kColumnTiles = kWarpColumns / 8;
-constexpr int kRowUnit = 64;  // packed rows are a multiple of it, the most that a block has
+constexpr int kMostRows = 128;  // of a block
 
 template <FloatPrecision kPrecision>
 struct Words {
@@ -28,23 +26,11 @@ struct Words {
   static constexpr int kElements = kStepWords * kPerWord;                       // of a step
 };
 
-struct TensorParams : ProductParams {
-  const uint4* weights = nullptr;  // [parts][groups][row tiles][steps][lanes]
+struct TensorParams : SplitParams {
+  const uint4* weights = nullptr;  // [parts][groups][row tiles][steps][lanes], and what a block reads beyond
   int row_tiles = 0, steps = 0;
-  int64_t part = 0;       // from one part to the next
-  FastDivisor by_chunks;  // steps of a tap
+  int64_t part = 0;  // from one part to the next
 };
-
-// What a block of eight warps makes, kWarpsK of them the same outputs.
-template <int kM, int kN, int kK>
-struct Blocks {
-  static constexpr int kWarpsM = kM, kWarpsN = kN, kWarpsK = kK;
-  static constexpr int kRows = kM * kWarpRows, kColumns = kN * kWarpColumns;
-  static_assert(kM * kN * kK == kThreads / kWarp);
-};
-using Large = Blocks<2, 4, 1>;
-using Deep = Blocks<1, 2, 4>;
-using Deepest = Blocks<1, 1, 8>;
 
 // A word of `low`, and of `high` where words hold two; in upper and lower parts where there are two.
 template <FloatPrecision kPrecision>
@@ -75,242 +61,121 @@ __device__ __forceinline__ void MultiplyParts(float (&c)[4],
   }
 }
 
-// Latencies are hidden by other warps where there are many: three blocks to a multiprocessor, weights in shared memory,
-// short stages (.7 of the time of the others for TF32, .8 to 1.1 for float16, on an H100). Where outputs are few, by
-// stages twice as long, whose loads are all under way (.7 of the time of short ones for float16).
-template <FloatPrecision kPrecision, typename B>
-inline constexpr bool kHasManyWarps = Words<kPrecision>::kParts == 1 && B::kWarpsK < kThreads / kWarp;
-
-template <typename Column, FloatPrecision kPrecision, typename B>
-__global__ void __launch_bounds__(kThreads, kHasManyWarps<kPrecision, B> ? 3 : 2)
-    TensorTiles(const __grid_constant__ TensorParams p) {
+template <FloatPrecision kPrecision, int kWarpsDown, int kGroups, int kWarpsAcross, int kStagesOf>
+struct TensorTile {
   using Of = Words<kPrecision>;
-  constexpr int kParts = Of::kParts, kPerWord = Of::kPerWord, kElements = Of::kElements;
-  constexpr int kSharers = kThreads / B::kColumns;  // threads that fetch one column
-  constexpr bool kKeepsWeights = kHasManyWarps<kPrecision, B>;
-  constexpr int kOwn = kKeepsWeights || kParts == 2 ? 1 : 2;  // steps of a stage that each of them fetches
-  constexpr int kStageSteps = kOwn * kSharers;
-  // Four rows of words begin in different banks, as the 32 words of a fragment then do.
-  constexpr int kPitch = B::kColumns + 8, kPartWords = kStageSteps * kStepWords * kPitch;
-  constexpr int kStageWords = kParts * kPartWords;
-  static_assert(kStageSteps % B::kWarpsK == 0);
-  constexpr int kBlockTiles = B::kRows / kTileRows, kStageFours = kStageSteps * kBlockTiles * kWarp;
-  constexpr int kSums = B::kWarpsK > 1 ? B::kWarpsK * B::kRows * B::kColumns : 0;
-  constexpr int kStages = 2 * (kStageWords + (kKeepsWeights ? 4 * kStageFours : 0));
-  __shared__ __align__(16) unsigned memory[kStages > kSums ? kStages : kSums];
-  const auto pixels_at = [&](int stage) { return memory + stage % 2 * kStageWords; };
-  const auto weights_at = [&](int stage) {
-    return reinterpret_cast<uint4*>(memory + 2 * kStageWords) + stage % 2 * kStageFours;
-  };
-  LetSuccessorsStart();
-  WaitForPredecessors();
+  using Params = TensorParams;
+  static constexpr int kRows = kWarpRows * kGroups * kWarpsDown, kColumns = kWarpColumns * kWarpsAcross;
+  static constexpr int kOutputs = kRows * kColumns, kBlock = kWarp * kWarpsDown * kWarpsAcross,
+                       kBlocks = Of::kHalves && kBlock < 256 ? 384 / kBlock : 1;
+  static constexpr int kThreadRows = 4 * kGroups, kThreadColumns = 8, kRowStep = kWarpRows, kColumnStep = 4;
+  static constexpr int kStages = kStagesOf, kSteps = 2, kDepth = kSteps * Of::kElements;
+  static constexpr int kTiles = kRows / kTileRows, kParts = Of::kParts;
+  static constexpr int kWeightFours = kParts * kTiles * kSteps * kWarp, kWeightFloats = 4 * kWeightFours;
+  // The four elements of k that a warp reads at once begin in different banks.
+  static constexpr int kPitch = kColumns + 8;
+  static constexpr double kProducts = Of::kHalves ? 400 : kParts == 1 ? 220 : 80;
+  static constexpr double kWeightBytes = Of::kHalves ? 2 : 4 * kParts;
+  static_assert(kRows <= kMostRows);
 
-  const int tid = static_cast<int>(threadIdx.x), lane = tid % kWarp, warp = tid / kWarp;
-  const int group = static_cast<int>(blockIdx.z);
-  const int i0 = static_cast<int>(blockIdx.y) * B::kRows, j0 = static_cast<int>(blockIdx.x) * B::kColumns;
-  const int own = tid % B::kColumns, sharer = tid / B::kColumns;  // one sharer a warp
-  const Column column(p, group, j0 + own);
-  const int64_t channel_step = Column::ChannelStep(p);
+  struct Weights {
+    static constexpr int kTileStep = kBlock / (kWarp * kSteps);
+    static_assert(kTileStep > 0 && kTiles % kTileStep == 0);
+    const TensorParams& p;
+    const uint4* first;
+    uint32_t to;
 
-  const uint4* const weights =
-      p.weights + (static_cast<int64_t>(group) * p.row_tiles + i0 / kTileRows) * p.steps * kWarp;
-  float fetched[kOwn][kElements];
-  const auto fetch = [&](int stage) {
-    if constexpr (kKeepsWeights) {
-#pragma unroll
-      for (int at = tid; at < kStageFours; at += kThreads) {
-        const int step = stage * kStageSteps + at / kWarp / kBlockTiles, tile = at / kWarp % kBlockTiles;
-        if (step >= p.steps) continue;
-        CopyAsync<16>(SharedAddress(weights_at(stage) + at),
-                      weights + (static_cast<int64_t>(tile) * p.steps + step) * kWarp + lane);
-      }
-      CommitCopies();
+    __device__ __forceinline__ Weights(const TensorParams& params, int group, int i0, int k0, uint32_t stages)
+        : p(params) {
+      const int tid = static_cast<int>(threadIdx.x);
+      const int64_t tile = int64_t{group} * p.row_tiles + i0 / kTileRows + tid / (kWarp * kSteps);
+      first = p.weights + (tile * p.steps + k0 / Of::kElements) * kWarp + tid % (kWarp * kSteps);
+      to = stages + tid * 16;
     }
+    __device__ __forceinline__ void Fetch(int step, int stage) const {
+      const uint4* const of_step = first + int64_t{step} * (kSteps * kWarp);
 #pragma unroll
-    for (int s = 0; s < kOwn; ++s) {
-      const int step = stage * kStageSteps + s * kSharers + sharer;
-      const auto [tap, chunk] = Divided(static_cast<unsigned>(step), p.by_chunks);
-      const auto [ty, tx] = Divided(tap, p.by_kernel_w);
-      const float* const pixel = step < p.steps ? column.At(p, ty, tx) : nullptr;
-      const int first = static_cast<int>(chunk) * kElements, left = p.channels - first;
-      const float* const x = pixel + first * channel_step;
-      if (left >= kElements) {
+      for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) fetched[s][e] = pixel != nullptr ? x[e * channel_step] : 0.0f;
-      } else {
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          fetched[s][e] = pixel != nullptr && e < left ? x[e * channel_step] : 0.0f;
+        for (int tile = 0; tile < kTiles; tile += kTileStep) {
+          CopyAsync<16>(
+              to + stage * kStageFloats<TensorTile> * 4 + (part * kTiles + tile) * kSteps * kWarp * 16,
+              of_step + part * p.part + int64_t{tile} * p.steps * kWarp);
         }
       }
     }
   };
-  const auto store = [&](int stage) {
-#pragma unroll
-    for (int s = 0; s < kOwn; ++s) {
-      unsigned* const to = pixels_at(stage) + (s * kSharers + sharer) * kStepWords * kPitch + own;
-#pragma unroll
-      for (int w = 0; w < kStepWords; ++w) {
-        unsigned parts[kParts];
-        Split<kPrecision>(fetched[s][w * kPerWord], fetched[s][w * kPerWord + kPerWord - 1], parts);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) to[part * kPartWords + w * kPitch] = parts[part];
-      }
-    }
-    if constexpr (kKeepsWeights) WaitForCopies<0>();
-  };
 
-  const int warp_k = warp / (B::kWarpsM * B::kWarpsN), warp_m = warp / B::kWarpsN % B::kWarpsM;
-  const int row = warp_m * kWarpRows, first_column = warp % B::kWarpsN * kWarpColumns;
-  float sums[kRowTiles][kColumnTiles][4] = {};
-  // The sums of a stage by themselves where they are to be exact: the units cut what they add, so that errors grow
-  // with the length of a sum that they make.
-  const auto multiply = [&](int stage, float (&c)[kRowTiles][kColumnTiles][4]) {
-#pragma unroll
-    for (int s = 0; s < kStageSteps / B::kWarpsK; ++s) {
-      const int of_stage = s * B::kWarpsK + warp_k, step = stage * kStageSteps + of_stage;
-      if (step >= p.steps) break;
-      unsigned a[kRowTiles][kParts][4];
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const int tile = row / kTileRows + m;
-          const uint4 four =
-              kKeepsWeights
-                  ? weights_at(stage)[(of_stage * kBlockTiles + tile) * kWarp + lane]
-                  : weights[part * p.part + (static_cast<int64_t>(tile) * p.steps + step) * kWarp + lane];
-          a[m][part][0] = four.x, a[m][part][1] = four.y, a[m][part][2] = four.z, a[m][part][3] = four.w;
-        }
-      }
-      const unsigned* const of_step =
-          pixels_at(stage) + (of_stage * kStepWords + lane % 4) * kPitch + first_column + lane / 4;
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
-        unsigned b[kParts][2];
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const unsigned* const of_part = of_step + part * kPartWords + 8 * n;
-          b[part][0] = of_part[0], b[part][1] = of_part[4 * kPitch];
-        }
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) MultiplyParts<kPrecision>(c[m][n], a[m], b);
-      }
-    }
-  };
+  struct Sums {
+    float sums[2 * kGroups][4][4] = {};  // [tiles of rows][tiles of columns][of an instruction]
+    int lane, warp_down, warp_across, row, column;
 
-  const int stages = (p.steps + kStageSteps - 1) / kStageSteps;
-  fetch(0);
-  store(0);
-  __syncthreads();
-  for (int stage = 0; stage < stages; ++stage) {
-    const bool more = stage + 1 < stages;
-    if (more) fetch(stage + 1);
-    if constexpr (kParts == 2) {
-      float c[kRowTiles][kColumnTiles][4] = {};
-      multiply(stage, c);
+    __device__ __forceinline__ Sums() {
+      lane = static_cast<int>(threadIdx.x) % kWarp;
+      const int warp = static_cast<int>(threadIdx.x) / kWarp;
+      warp_down = warp / kWarpsAcross, warp_across = warp % kWarpsAcross;
+      row = warp_down * kGroups * kWarpRows + lane / 4 * 4;
+      column = warp_across * kWarpColumns + lane % 4 * 8;
+    }
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
+      if constexpr (kParts == 1) return Multiply(weights, columns, sums);
+      // The sums of a stage by themselves: the units cut what they add, so that errors grow with the length of a sum
+      // that they make.
+      float c[2 * kGroups][4][4] = {};
+      Multiply(weights, columns, c);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
+      for (int m = 0; m < 2 * kGroups; ++m) {
 #pragma unroll
-        for (int n = 0; n < kColumnTiles; ++n) {
+        for (int n = 0; n < 4; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) sums[m][n][e] = __fadd_rn(sums[m][n][e], c[m][n][e]);
         }
       }
-    } else {
-      multiply(stage, sums);
     }
-    if (more) store(stage + 1);
-    __syncthreads();
-  }
-
-  const auto finish = [&](int i, int j, float sum) {
-    if (i0 + i >= p.rows || j0 + j >= p.columns) return;
-    p.y[Column::Target(p, group, i0 + i, j0 + j)] = FinishSum(p, group * p.rows + i0 + i, sum);
-  };
-  const auto for_each_sum = [&](const auto& fn) {
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns,
+                                             float (&c)[2 * kGroups][4][4]) const {
+      const uint4* const fours = reinterpret_cast<const uint4*>(weights);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+      for (int step = 0; step < kSteps; ++step) {
+        float4 x[2 * Of::kPerWord];
 #pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
+        for (int q = 0; q < 2 * Of::kPerWord; ++q) {
+          const int k = step * Of::kElements + lane % 4 + 4 * q;
+          x[q] = *reinterpret_cast<const float4*>(columns + k * kPitch + warp_across * kWarpColumns +
+                                                  lane / 4 * 4);
+        }
+        unsigned b[4][kParts][2];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          fn(row + m * kTileRows + lane / 4 + e / 2 * 8, first_column + n * 8 + lane % 4 * 2 + e % 2,
-             sums[m][n][e]);
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+          for (int word = 0; word < 2; ++word) {
+            unsigned parts[kParts];
+            Split<kPrecision>(ElementOf(x[word * Of::kPerWord], n),
+                              ElementOf(x[word * Of::kPerWord + Of::kPerWord - 1], n), parts);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) b[n][part][word] = parts[part];
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < 2 * kGroups; ++m) {
+          unsigned a[kParts][4];
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            const int tile = part * kTiles + warp_down * 2 * kGroups + m;
+            const uint4 four = fours[(tile * kSteps + step) * kWarp + lane];
+            a[part][0] = four.x, a[part][1] = four.y, a[part][2] = four.z, a[part][3] = four.w;
+          }
+#pragma unroll
+          for (int n = 0; n < 4; ++n) MultiplyParts<kPrecision>(c[m][n], a, b[n]);
         }
       }
     }
+    __device__ __forceinline__ float At(int i, int j) const { return sums[i / 2][j % 4][i % 2 * 2 + j / 4]; }
   };
-  if constexpr (B::kWarpsK == 1) {
-    for_each_sum(finish);
-  } else {
-    float* const all = reinterpret_cast<float*>(memory);  // [kWarpsK][kRows][kColumns]
-    constexpr int kOutputs = B::kRows * B::kColumns;
-    for_each_sum([&](int i, int j, float sum) { all[warp_k * kOutputs + i * B::kColumns + j] = sum; });
-    __syncthreads();
-    for (int e = tid; e < kOutputs; e += kThreads) {
-      float sum = all[e];
-#pragma unroll
-      for (int k = 1; k < B::kWarpsK; ++k) sum = __fadd_rn(sum, all[k * kOutputs + e]);
-      finish(e / B::kColumns, e % B::kColumns, sum);
-    }
-  }
-}
-
-// Few columns of a Gemm: the warps of a block split the steps of 16 rows and 8 columns.
-constexpr int kNarrowColumns = 8;
+};
 template <FloatPrecision kPrecision>
-__global__ void __launch_bounds__(kThreads) TensorNarrow(const __grid_constant__ TensorParams p) {
-  constexpr int kParts = Words<kPrecision>::kParts, kPerWord = Words<kPrecision>::kPerWord;
-  constexpr int kWarps = kThreads / kWarp, kOutputs = kTileRows * kNarrowColumns;
-  __shared__ float all[kWarps][kOutputs];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int i0 = static_cast<int>(blockIdx.x) * kTileRows, j0 = static_cast<int>(blockIdx.y) * kNarrowColumns;
-  const float* const x = p.x + min(j0 + lane / 4, p.columns - 1) * p.column_step;
-  const uint4* const weights = p.weights + static_cast<int64_t>(blockIdx.x) * p.steps * kWarp + lane;
-  float sums[4] = {};
-#pragma unroll 2
-  for (int step = warp; step < p.steps; step += kWarps) {
-    float c[4] = {};
-    unsigned a[kParts][4], b[kParts][2];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const uint4 four = weights[part * p.part + static_cast<int64_t>(step) * kWarp];
-      a[part][0] = four.x, a[part][1] = four.y, a[part][2] = four.z, a[part][3] = four.w;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float v[2] = {};
-#pragma unroll
-      for (int e = 0; e < kPerWord; ++e) {
-        const int k = (step * kStepWords + lane % 4 + 4 * half) * kPerWord + e;
-        v[e] = k < p.channels ? x[k * p.k_step] : 0.0f;
-      }
-      unsigned words[kParts];
-      Split<kPrecision>(v[0], v[1], words);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) b[part][half] = words[part];
-    }
-    MultiplyParts<kPrecision>(c, a, b);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[e] = __fadd_rn(sums[e], c[e]);
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    all[warp][(lane / 4 + e / 2 * 8) * kNarrowColumns + lane % 4 * 2 + e % 2] = sums[e];
-  }
-  __syncthreads();
-  const int output = static_cast<int>(threadIdx.x), i = i0 + output % kTileRows, j = j0 + output / kTileRows;
-  if (output >= kOutputs || i >= p.rows || j >= p.columns) return;
-  float sum = 0;
-#pragma unroll
-  for (int k = 0; k < kWarps; ++k) {
-    sum = __fadd_rn(sum, all[k][output % kTileRows * kNarrowColumns + output / kTileRows]);
-  }
-  p.y[static_cast<int64_t>(j) * p.rows + i] = FinishSum(p, i, sum);
-}
+using TensorTiles = std::tuple<TensorTile<kPrecision, 2, 2, 4, 3>, TensorTile<kPrecision, 2, 2, 2, 4>,
+                               TensorTile<kPrecision, 2, 1, 2, 4>, TensorTile<kPrecision, 2, 1, 1, 4>>;
 
 template <FloatPrecision kPrecision>
 uint32_t WordOf(int part, float low, float high) {
@@ -319,56 +184,31 @@ uint32_t WordOf(int part, float low, float high) {
   return std::bit_cast<uint32_t>(part == 0 ? upper : RoundToTf32(low - upper));
 }
 
-// Weights [groups][rows][channels][taps] as the threads hold them.
+// Weights [groups][rows][k] as the threads hold them.
 template <FloatPrecision kPrecision>
 std::vector<uint4> PackWeights(const TensorParams& p, const std::vector<float>& weights) {
-  constexpr int kPerWord = Words<kPrecision>::kPerWord;
-  const auto chunks = static_cast<int>(p.by_chunks.divisor), taps = p.steps / chunks;
+  using Of = Words<kPrecision>;
   std::vector<uint4> out;
-  out.reserve(static_cast<size_t>(Words<kPrecision>::kParts * p.part));
-  for (int part = 0; part < Words<kPrecision>::kParts; ++part) {
+  const int64_t beyond = int64_t{kMostRows / kTileRows} * p.steps * kWarp;
+  out.reserve(static_cast<size_t>(Of::kParts * p.part + beyond));
+  for (int part = 0; part < Of::kParts; ++part) {
     for (int64_t at = 0; at < p.part; ++at) {
       const auto lane = static_cast<int>(at % kWarp), step = static_cast<int>(at / kWarp % p.steps);
-      const int64_t tile = at / kWarp / p.steps, group = tile / p.row_tiles;
+      const int64_t tile = at / kWarp / p.steps, group = tile / p.row_tiles, of_group = tile % p.row_tiles;
       const auto word = [&](int i) {
-        const int64_t row = tile % p.row_tiles * kTileRows + lane / 4 + i % 2 * 8;
-        const int first = step % chunks * Words<kPrecision>::kElements + (lane % 4 + i / 2 * 4) * kPerWord;
-        const auto weight = [&](int channel) {
-          if (row >= p.rows || channel >= p.channels) return 0.0f;
-          const int64_t place = (group * p.rows + row) * p.channels + channel;
-          return weights[static_cast<size_t>(place * taps + step / chunks)];
+        const int64_t row = of_group / 2 * kWarpRows + lane / 4 * 4 + of_group % 2 * 2 + i % 2;
+        const auto weight = [&](int half) {
+          const int k = step * Of::kElements + lane % 4 + 4 * half + i / 2 * 4 * Of::kPerWord;
+          if (row >= p.rows || k >= p.k) return 0.0f;
+          return weights[static_cast<size_t>((group * p.rows + row) * p.k + k)];
         };
-        return WordOf<kPrecision>(part, weight(first), weight(first + kPerWord - 1));
+        return WordOf<kPrecision>(part, weight(0), weight(Of::kPerWord - 1));
       };
       out.push_back({word(0), word(1), word(2), word(3)});
     }
   }
+  out.resize(out.size() + static_cast<size_t>(beyond), uint4{0, 0, 0, 0});
   return out;
-}
-
-template <typename Column, FloatPrecision kPrecision>
-void LaunchTiles(const Run& run, const TensorParams& p, int multiprocessors) {
-  const auto launch = [&](auto blocks, bool must) {
-    using B = decltype(blocks);
-    const dim3 grid(BlocksFor(p.columns, B::kColumns), BlocksFor(p.rows, B::kRows),
-                    static_cast<unsigned>(p.groups));
-    if (!must && int64_t{grid.x} * grid.y * grid.z < multiprocessors) return false;
-    run.Launch(TensorTiles<Column, kPrecision, B>, grid, kThreads, p);
-    return true;
-  };
-  if (!launch(Large(), false) && !launch(Deep(), false)) launch(Deepest(), true);
-}
-
-template <typename Column, FloatPrecision kPrecision>
-void LaunchProduct(const Run& run, const TensorParams& p, int multiprocessors) {
-  if constexpr (std::is_same_v<Column, GemmColumn>) {
-    constexpr int kNarrow = 32;
-    if (p.columns <= kNarrow) {
-      const dim3 grid(BlocksFor(p.rows, kTileRows), BlocksFor(p.columns, kNarrowColumns));
-      return run.Launch(TensorNarrow<kPrecision>, grid, kThreads, p);
-    }
-  }
-  LaunchTiles<Column, kPrecision>(run, p, multiprocessors);
 }
 
 template <typename Column, typename Op>
@@ -376,18 +216,16 @@ PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& d
                           FloatPrecision precision, const Limits& limits) {
   const auto pack = [&](auto known) {
     constexpr FloatPrecision kPrecision = decltype(known)::value;
+    using Tiles = TensorTiles<kPrecision>;
     TensorParams shared;
-    Describe(op, limits, shared);
-    const int64_t chunks = BlocksFor(shared.channels, Words<kPrecision>::kElements);
-    shared.steps = CheckedSize(TapsOf(op) * chunks, "steps");
-    shared.by_chunks = MakeDivisor(chunks);
-    shared.row_tiles = static_cast<int>(BlocksFor(shared.rows, kRowUnit)) * (kRowUnit / kTileRows);
+    DescribeTiles(op, limits, std::tuple_element_t<0, Tiles>::kDepth, shared);
+    shared.steps = shared.depth / Words<kPrecision>::kElements;
+    shared.row_tiles = static_cast<int>(BlocksFor(shared.rows, kWarpRows)) * (kWarpRows / kTileRows);
     shared.part = int64_t{shared.groups} * shared.row_tiles * shared.steps * kWarp;
-    const auto launch = [multiprocessors = device.multiprocessors](const Run& run, const TensorParams& p) {
-      LaunchProduct<Column, kPrecision>(run, p, multiprocessors);
+    const auto plan = [=, text = name + "_" + NameOf(precision)](const TensorParams& geometry) {
+      return PlanProduct<Tiles, Column>(text, geometry, device);
     };
-    return MakeProduct(name + "_" + NameOf(precision), op, shared,
-                       PackWeights<kPrecision>(shared, op.weights), device, launch);
+    return MakeProduct(op, shared, PackWeights<kPrecision>(shared, op.weights), device, plan);
   };
   return std::visit(
       pack, OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));

@@ -157,6 +157,15 @@ class Generator : public cuda::Draws {
       s = {1, Int(3, 16), Int(3, 16), 0, 0};
       g.in_channels = 128 * Int(4, 8);
     }
+    if (kind == "bipolar") {  // under padding, along which no code is zero
+      g.in_channels = Coin() ? 64 * Int(1, 4) : Int(16, 80);
+      g.stride_h = g.stride_w = Coin(0.7) ? 1 : Int(2, 3);
+      if (Coin()) {
+        g.kernel_h = g.kernel_w = Of({3, 5});
+        g.dilation_h = g.dilation_w = 1;
+        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = g.kernel_h / 2;
+      }
+    }
     if (kind == "channels") {  // odd channel counts
       g.in_channels = Int(1, 70);
       g.out_channels = Int(1, 70);
@@ -205,7 +214,7 @@ class Generator : public cuda::Draws {
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     do {
       Operands(node.spec);
-    } while (kind == "bits" && !HasFewBits(node.spec));
+    } while ((kind == "bits" && !HasFewBits(node.spec)) || (kind == "bipolar" && !IsBipolar(node.spec)));
     MakeEpilogue(node.spec);
     if ((kind == "windows" || kind == "bits" || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
@@ -413,6 +422,11 @@ class Generator : public cuda::Draws {
  private:
   static bool HasFewBits(const ConvSpec& spec) {
     return spec.x.encoding != Encoding::kSigned && spec.x.bits <= 4 && spec.w.bits <= 2;
+  }
+
+  // As binary networks have it: no zero points, and weights that may be doubled.
+  static bool IsBipolar(const ConvSpec& spec) {
+    return spec.x.encoding == Encoding::kBipolar && cuda::OfBits(spec);
   }
 
   // As many outputs of a larger image, and pixels that a stride leaves over.
@@ -1209,7 +1223,7 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "bits", "pointwise", "gemm", "few rows", "deep",
+    for (const char* kind : {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep",
                              "channels", "group", "depthwise", "stem", "transposed", "many pixels"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {

@@ -17,6 +17,7 @@
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/nodes/node_support.h"
 #include "kernels/cuda/tests/draws.h"
 
 namespace lowbit::cuda::test {
@@ -30,6 +31,8 @@ struct Case {
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
   FloatPrecision precision = FloatPrecision::kFloat32;
+  std::optional<FloatTiling> tiling = std::nullopt;      // of a product in float32
+  bool has_clusters = true;                              // likewise; else as on a GPU of capability 80
   std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
   std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
   std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise

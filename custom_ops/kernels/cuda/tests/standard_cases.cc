@@ -365,10 +365,8 @@ std::vector<float> Reals(Draw& draw, int64_t count) {
   return out;
 }
 
-// Operands as the product of a node rounds them; the two numbers of 3xtf32 have as many bits as float32, but for one.
-template <typename Op>
-std::function<double(float)> OperandsOf(const Op& op, const Draw& draw, FloatPrecision precision) {
-  if (!HasTensorProduct(op, draw.RunsOn(), precision)) return [](float v) { return double{v}; };
+// Operands as Tensor Cores get them; the two numbers of 3xtf32 have as many bits as float32, but for one.
+std::function<double(float)> OperandOf(FloatPrecision precision) {
   return [precision](float v) {
     if (precision == FloatPrecision::kFloat16) return double{FromHalf(ToHalf(v))};
     return double{precision == FloatPrecision::kTf32 ? RoundToTf32(v) : v};
@@ -382,6 +380,60 @@ void DrawProduct(Draw& draw, Case& c) {
     c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
 double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
+
+// What a sum of products is made of.
+struct Term {
+  float x, w;
+};
+using TermAt = std::function<Term(int64_t k)>;
+
+// In float32, as the kernels promise it: tiles change no bit.
+float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
+  std::vector<float> sums;
+  for (int64_t slice = 0; slice < slices.count; ++slice) {
+    float sum = 0;
+    const auto begin = [&](int64_t s) {
+      return std::min(length, s * slices.steps / slices.count * slices.step);
+    };
+    for (int64_t k = begin(slice); k < begin(slice + 1); ++k) {
+      const auto [x, w] = term(k);
+      sum = std::fma(w, x, sum);
+    }
+    sums.push_back(sum);
+  }
+  for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
+    for (size_t i = 0; i < sums.size() / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
+}
+
+// The products of a node, term(index, k) of the output at an index and its bias, as its kernels make them: in float32 in
+// every bit, on Tensor Cores within a tolerance.
+template <typename Op, typename TermOf, typename BiasOf>
+void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
+                    const BiasOf& bias) {
+  if (HasTensorProduct(op, draw.RunsOn(), c.precision)) {
+    const auto operand = OperandOf(c.precision);
+    return FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+      double sum = bias(index);
+      for (int64_t k = 0; k < length; ++k) {
+        const auto [x, w] = term(index, k);
+        sum += operand(x) * operand(w);
+      }
+      return Activated(c, sum);
+    });
+  }
+  c.tiling.emplace();
+  if (draw.Coin(0.8)) {
+    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
+    c.has_clusters = draw.Coin(0.7);
+  }
+  const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
+  FinishReals(c, op, 0, [&](const Dims& index) {
+    const float sum = SumOf(slices, length, [&](int64_t k) { return term(index, k); });
+    return Activated(c, sum + bias(index));
+  });
+}
 
 Case MakeGemm(Draw& draw) {
   Case c;
@@ -400,16 +452,49 @@ Case MakeGemm(Draw& draw) {
     FeedReals(c, draw, op.transpose_a ? Dims{op.k, m} : Dims{m, op.k});
   }
   const float* x = FloatsOf(c.data[0]);
-  const auto operand = OperandsOf(op, draw, c.precision);
-  FinishReals(c, op, 2e-5f, [&](const Dims& index) {
-    const int64_t i = index.back();
-    const int64_t j =
-        OffsetOf(Dims(c.y.dims.begin(), c.y.dims.end() - 1), Dims(index.begin(), index.end() - 1));
-    double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(i)];
-    for (int64_t k = 0; k < op.k; ++k) {
-      sum += operand(x[op.transpose_a ? k * m + j : j * op.k + k]) *
-             operand(op.weights[static_cast<size_t>(i * op.k + k)]);
-    }
+  const auto term = [&](const Dims& index, int64_t k) {
+    int64_t j = 0;
+    for (size_t d = 0; d + 1 < index.size(); ++d) j = j * c.y.dims[d] + index[d];
+    return Term{x[op.transpose_a ? k * m + j : j * op.k + k],
+                op.weights[static_cast<size_t>(index.back() * op.k + k)]};
+  };
+  FinishProducts(c, draw, op, op.k, FloatTiling::kTiles, term, [&](const Dims& index) {
+    return op.bias.empty() ? 0 : op.bias[static_cast<size_t>(index.back())];
+  });
+  return c;
+}
+
+// Dims before the last two of either operand are those of the other, 1 or missing.
+Case MakeMatmul(Draw& draw) {
+  Case c;
+  DrawProduct(draw, c);
+  const int64_t m = draw.Int(1, 80), k = draw.Coin(0.05) ? 0 : draw.Int(1, 100), n = draw.Int(1, 80);
+  Dims a = draw.Coin(0.3) ? Dims{}
+           : draw.Coin()  ? Dims{draw.Int(1, 4)}
+                          : Dims{draw.Int(1, 3), draw.Int(1, 4)};
+  Dims b = a;
+  for (Dims* const batch : {&a, &b}) {
+    if (draw.Coin(0.2)) batch->clear();
+    for (int64_t& dim : *batch) dim = draw.Coin(0.8) ? dim : 1;
+  }
+  const Dims a_batch = a, b_batch = b;
+  a.insert(a.end(), {m, k});
+  b.insert(b.end(), {k, n});
+  FeedReals(c, draw, a);
+  FeedReals(c, draw, b);
+  const float *left = FloatsOf(c.data[0]), *right = FloatsOf(c.data[1]);
+  // Where an operand has the matrix for these dims of the output.
+  const auto matrix_of = [](const Dims& batch, const Dims& index) {
+    Dims own(index.end() - 2 - static_cast<std::ptrdiff_t>(batch.size()), index.end() - 2);
+    for (size_t d = 0; d < own.size(); ++d) own[d] = batch[d] == 1 ? 0 : own[d];
+    return OffsetOf(batch, own);
+  };
+  FinishReals(c, FloatMatmulOp{}, 2e-5f, [&](const Dims& index) {
+    const int64_t i = index[index.size() - 2], j = index.back();
+    const float* const row = left + (matrix_of(a_batch, index) * m + i) * k;
+    const float* const column = right + matrix_of(b_batch, index) * k * n + j;
+    double sum = 0;
+    for (int64_t at = 0; at < k; ++at) sum += double{row[at]} * double{column[at * n]};
     return Activated(c, sum);
   });
   return c;
@@ -474,18 +559,24 @@ Case MakeConv(Draw& draw) {
   const Dims& dims = c.fed[0].dims;
   const Window window = WindowOf(op, dims);
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
-  const auto operand = OperandsOf(op, draw, c.precision);
-  FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+  // The pixel of each tap of an output, -1 outside the image.
+  Dims last;
+  std::vector<int64_t> pixels;
+  const auto term = [&](const Dims& index, int64_t k) {
+    if (index != last) {
+      pixels.assign(static_cast<size_t>(taps), -1);
+      ForEachTap(window, dims, index,
+                 [&](int64_t pixel, int64_t tap) { pixels[static_cast<size_t>(tap)] = pixel; });
+      last = index;
+    }
     const int64_t out = index[1], group = out / (op.out_channels / op.group);
-    const float* x = FloatsOf(c.data[0]) + (index[0] * op.in_channels + group * group_in) * plane;
-    double sum = op.bias.empty() ? 0 : op.bias[static_cast<size_t>(out)];
-    ForEachTap(window, dims, index, [&](int64_t pixel, int64_t tap) {
-      for (int64_t i = 0; i < group_in; ++i) {
-        sum += operand(x[i * plane + pixel]) *
-               operand(op.weights[static_cast<size_t>((out * group_in + i) * taps + tap)]);
-      }
-    });
-    return Activated(c, sum);
+    const int64_t channel = (index[0] * op.in_channels) + group * group_in + k / taps;
+    const int64_t pixel = pixels[static_cast<size_t>(k % taps)];
+    return Term{pixel < 0 ? 0 : FloatsOf(c.data[0])[channel * plane + pixel],
+                op.weights[static_cast<size_t>(out * group_in * taps + k)]};
+  };
+  FinishProducts(c, draw, op, group_in * taps, FloatTiling::kTiles - 1, term, [&](const Dims& index) {
+    return op.bias.empty() ? 0 : op.bias[static_cast<size_t>(index[1])];
   });
   return c;
 }
@@ -552,7 +643,7 @@ const std::map<std::string, Maker>& Makers() {
       {"join", MakeJoin},       {"softmax", MakeSoftmax},
       {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
       {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
-      {"float_pool", MakePool},
+      {"float_pool", MakePool}, {"float_matmul", MakeMatmul},
   };
   return makers;
 }

@@ -1,0 +1,298 @@
+// A squeeze-and-excitation block (gate.h), for Hopper (sm_90a). The blocks of a cluster share an image: each averages
+// some of its channels, makes some of the first product's outputs and, of the channels that it averaged, those of the
+// second one, by which it multiplies them. Codes of the means and of the first product go to all blocks:
+//
+//   block r   average channels r | send | some of the first product | send | gates of channels r | multiply channels r
+//
+// The image is read twice, the second time mostly from the L2 cache.
+#include <algorithm>
+
+#include "core/elementwise.h"
+#include "kernels/cuda/conv/conv_row.h"
+#include "kernels/cuda/conv/device_epilogue.cuh"
+#include "kernels/cuda/conv/vector.h"
+#include "kernels/cuda/conv/weight_rows.h"
+#include "kernels/cuda/fused/gate.h"
+#include "kernels/cuda/nodes/codes.cuh"
+#include "kernels/cuda/nodes/node_support.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kGateThreads = 512, kGateWarps = kGateThreads / kWarp;
+constexpr int kRanks = 8;  // blocks of a cluster
+constexpr int kUnit = 16;  // channels that are sent at once
+constexpr int kMostGateChannels = 2048, kMostBetween = 1024;
+constexpr int kMostOwn = kMostGateChannels / kRanks;
+
+struct GateProduct : ConvParams {
+  int n_padded = 0;
+  bool x_signed = false;
+};
+
+struct GateParams {
+  const uint8_t *x = nullptr, *scaled = nullptr;  // what is averaged, what is multiplied
+  uint8_t* y = nullptr;
+  int images = 0, pixels = 0, channels = 0;
+  bool x_signed = false;
+  int32_t zero_sum = 0;  // pixels * zero point
+  float multiplier = 1;
+  CodeRounder mean_rounder;
+  GateProduct first, second;
+  CodeReader x_reader, gate_reader;
+  float x_scale = 1, gate_scale = 1;
+  Divider divider;
+  CodeRounder rounder;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The units of a block, of `count` that the blocks of a cluster share.
+struct OwnUnits {
+  int first, count;
+  __device__ __forceinline__ OwnUnits(int all, int rank)
+      : first(all * rank / kRanks), count(all * (rank + 1) / kRanks - first) {}
+};
+
+struct GateState {
+  alignas(16) uint8_t means[kMostGateChannels];
+  alignas(16) uint8_t between[kMostBetween];
+  alignas(16) uint8_t made[kMostGateChannels];  // this block's codes, at their channels
+  float gates[kMostOwn];
+  int sums[kGateThreads * 4];
+  alignas(8) uint64_t arrived[2];  // mbarriers: means, between
+};
+
+// Adds the codes of this block's channels over all pixels of the image, which begins at `x`; sums[channel] has them
+// behind the next barrier of the block.
+template <bool kSigned>
+__device__ __forceinline__ void SumPixels(const GateParams& p, const OwnUnits& own, const uint8_t* x,
+                                          int (&sums)[kGateThreads * 4]) {
+  const int thread = static_cast<int>(threadIdx.x), words = own.count * (kUnit / 4);
+  int lanes = kGateThreads / words;
+  while ((lanes & (lanes - 1)) != 0) lanes &= lanes - 1;  // a power of 2
+  const int word = thread % words, lane = thread / words;
+  if (lane < lanes) {
+    int of_word[4] = {};
+    constexpr int kAtOnce = 4;
+    for (int first = lane; first < p.pixels; first += kAtOnce * lanes) {
+      int codes[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pixel = first + i * lanes;
+        codes[i] = pixel < p.pixels
+                       ? *reinterpret_cast<const int*>(x + static_cast<int64_t>(pixel) * p.channels +
+                                                       own.first * kUnit + word * 4)
+                       : 0;
+      }
+#pragma unroll
+      for (const int four : codes) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of_word[i] = DotFour<kSigned>(four, 1 << (8 * i), of_word[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[(lane * words + word) * 4 + i] = of_word[i];
+  }
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    for (int i = thread; i < half * words * 4; i += kGateThreads) sums[i] += sums[i + half * words * 4];
+  }
+}
+
+// The outputs [begin, end) of a product of codes in shared memory, to made[output]. A warp sums kAtOnce of them at a
+// time, its lanes 16 bytes along K each.
+template <bool kSigned>
+__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes, int begin, int end,
+                                            uint8_t* made) {
+  constexpr int kAtOnce = 2, kLaneBytes = 16, kLanesOfTile = kTileK / kLaneBytes;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int chunk = lane % kLanesOfTile;
+  for (int n0 = begin + warp * kAtOnce; n0 < end; n0 += kGateWarps * kAtOnce) {
+    int sums[kAtOnce] = {};
+#pragma unroll 2
+    for (int tile = lane / kLanesOfTile; tile * kTileK + chunk * kLaneBytes < p.k;
+         tile += kWarp / kLanesOfTile) {
+      const uint4 x = *reinterpret_cast<const uint4*>(codes + tile * kTileK + chunk * kLaneBytes);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = InterleavedRow(min(n0 + i, end - 1));
+        const uint4 w = *reinterpret_cast<const uint4*>(
+            p.weights + (static_cast<int64_t>(tile) * p.n_padded + row) * kTileK +
+            (chunk ^ row % 8) * kLaneBytes);
+        sums[i] = DotFour<kSigned>(static_cast<int>(x.x), static_cast<int>(w.x), sums[i]);
+        sums[i] = DotFour<kSigned>(static_cast<int>(x.y), static_cast<int>(w.y), sums[i]);
+        sums[i] = DotFour<kSigned>(static_cast<int>(x.z), static_cast<int>(w.z), sums[i]);
+        sums[i] = DotFour<kSigned>(static_cast<int>(x.w), static_cast<int>(w.w), sums[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int step = kWarp / 2; step > 0; step /= 2) sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], step);
+      const int n = n0 + i;
+      if (lane == i && n < end)
+        FinishOne(p.epilogue, nullptr, made, 0, n, sums[i], p.epilogue.bias[n], p.epilogue.scale[n], 0);
+    }
+  }
+}
+__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes, int begin, int end,
+                                            uint8_t* made) {
+  if (p.x_signed) {
+    MakeOutputs<true>(p, codes, begin, end, made);
+  } else {
+    MakeOutputs<false>(p, codes, begin, end, made);
+  }
+}
+
+// This block's units of `made` to the same place of `to` in all blocks, where they count at `barrier`.
+__device__ __forceinline__ void SendToAll(const OwnUnits& own, const uint8_t* made, uint8_t* to,
+                                          uint64_t* barrier) {
+  const int unit = static_cast<int>(threadIdx.x) / kRanks;
+  if (unit >= own.count) return;
+  const int at = (own.first + unit) * kUnit;
+  const auto rank = static_cast<uint32_t>(threadIdx.x) % kRanks;
+  StoreToCluster(ClusterAddress(SharedAddress(to + at), rank), *reinterpret_cast<const int4*>(made + at),
+                 ClusterAddress(SharedAddress(barrier), rank));
+}
+static_assert(kMostOwn / kUnit * kRanks <= kGateThreads);
+#endif
+
+template <bool kFast>
+__global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_constant__ GateParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ GateState state;
+  const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kRanks,
+            image = static_cast<int>(blockIdx.x) / kRanks;
+  const int units_between = (p.first.n + kUnit - 1) / kUnit;
+  const OwnUnits own(p.channels / kUnit, rank), own_between(units_between, rank);
+  if (thread == 0) {
+    for (uint64_t& barrier : state.arrived) InitBarrier(SharedAddress(&barrier), 1);
+    FenceBarrierInit();
+    ArriveExpecting(SharedAddress(&state.arrived[0]), p.channels);
+    ArriveExpecting(SharedAddress(&state.arrived[1]), units_between * kUnit);
+  }
+  ClusterArrive();
+  WaitForPredecessors();
+  const int64_t begin = static_cast<int64_t>(image) * p.pixels * p.channels;
+  if (own.count > 0) {
+    if (p.x_signed) {
+      SumPixels<true>(p, own, p.x + begin, state.sums);
+    } else {
+      SumPixels<false>(p, own, p.x + begin, state.sums);
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < own.count * kUnit; i += kGateThreads) {
+    const float mean = __fmul_rn(static_cast<float>(state.sums[i] - p.zero_sum), p.multiplier);
+    StoreCodes(state.made + own.first * kUnit + i, RoundCodes<1>(p.mean_rounder, [&](int) { return mean; }));
+  }
+  __syncthreads();
+  ClusterWait();  // all blocks' barriers are there
+  SendToAll(own, state.made, state.means, &state.arrived[0]);
+  WaitBarrier(SharedAddress(&state.arrived[0]), 0);
+
+  // Past the last output there are zeros, which count nothing.
+  if (thread < units_between * kUnit - p.first.n) state.made[p.first.n + thread] = 0;
+  __syncthreads();
+  const int last = min(p.first.n, (own_between.first + own_between.count) * kUnit);
+  MakeOutputs(p.first, state.means, own_between.first * kUnit, last, state.made);
+  __syncthreads();
+  SendToAll(own_between, state.made, state.between, &state.arrived[1]);
+  WaitBarrier(SharedAddress(&state.arrived[1]), 0);
+
+  MakeOutputs(p.second, state.between, own.first * kUnit, (own.first + own.count) * kUnit, state.made);
+  LetSuccessorsStart();
+  __syncthreads();
+  for (int i = thread; i < own.count * kUnit; i += kGateThreads) {
+    const Codes<1> code = LoadCodes<1>(state.made + own.first * kUnit + i);
+    state.gates[i] = __fmul_rn(CodeValue(code, 0, p.gate_reader), p.gate_scale);
+  }
+  __syncthreads();
+  if (own.count == 0) return;
+  const int unit = thread % own.count, lanes = kGateThreads / own.count;
+  if (thread / own.count >= lanes) return;
+  for (int pixel = thread / own.count; pixel < p.pixels; pixel += lanes) {
+    const int64_t at = begin + static_cast<int64_t>(pixel) * p.channels + (own.first + unit) * kUnit;
+    const Codes<kUnit> x = LoadCodes<kUnit>(p.scaled + at);
+    StoreCodes(p.y + at, RoundCodes<kUnit>(p.rounder, [&](int i) {
+                 const float v = __fmul_rn(CodeValue(x, i, p.x_reader), p.x_scale);
+                 return Divide<kFast>(__fmul_rn(v, state.gates[unit * kUnit + i]), p.divider);
+               }));
+  }
+#endif
+}
+
+bool IsPointwise(const ConvSpec& spec) {
+  const ConvGeometry& g = spec.geometry;
+  return g.Taps() == 1 && g.group == 1 && !g.transposed && g.stride_h == 1 && g.stride_w == 1 &&
+         std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) == 0 &&
+         spec.epilogue.quantized_output && !spec.epilogue.has_residual;
+}
+
+std::optional<GateProduct> ProductOf(const PackedConv& conv) {
+  const ConvShape shape = {1, 1, 1, 1, 1};
+  const ConvProblem problem = conv.Problem(shape);
+  if (!problem.tiled || problem.repacks || problem.has_w_zero) return std::nullopt;
+  GateProduct p = {conv.Params(shape, {&kVectorRow})};
+  p.n_padded = static_cast<int>(PaddedColumns(problem.n));
+  p.x_signed = conv.XSigned();
+  return p;
+}
+
+}  // namespace
+
+bool FitsGate(const GlobalAveragePoolNode& pool, const ConvSpec& first, const ConvSpec& second,
+              const BinarySpec& mul, const Device& device) {
+  const int64_t channels = first.geometry.in_channels, between = first.geometry.out_channels;
+  return device.capability == 90 && pool.keep_dims && pool.spec.quantizer.quantized && IsPointwise(first) &&
+         IsPointwise(second) && second.geometry.in_channels == between &&
+         second.geometry.out_channels == channels && channels % kUnit == 0 && channels <= kMostGateChannels &&
+         between <= kMostBetween && mul.kind == BinaryKind::kMul && mul.quantizer.quantized;
+}
+
+// Few images: each reads all weights. Few pixels: some blocks may have none of them.
+std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const TensorShape> fed) {
+  constexpr int64_t kMostImages = 32, kMostPixels = 1024;
+  const std::vector<int64_t>& dims = fed[0].dims;
+  if (dims.size() != 4 || fed[1].dims != dims || dims[3] != gate.first->Geometry().in_channels)
+    return nullptr;
+  const int64_t pixels = dims[1] * dims[2];
+  const auto first = ProductOf(*gate.first), second = ProductOf(*gate.second);
+  if (!first || !second || dims[0] < 1 || dims[0] > kMostImages || pixels < 1 || pixels > kMostPixels)
+    return nullptr;
+  GateParams p;
+  p.images = static_cast<int>(dims[0]);
+  p.pixels = static_cast<int>(pixels);
+  p.channels = static_cast<int>(dims[3]);
+  p.x_signed = gate.pool.spec.x_signed;
+  const Quantizer& of_means = gate.pool.spec.quantizer;
+  p.zero_sum = p.pixels * gate.pool.x_zero_point;
+  p.multiplier = gate.pool.x_scale / (of_means.scale * static_cast<float>(p.pixels));
+  p.mean_rounder = MakeRounder(of_means);
+  p.first = *first;
+  p.second = *second;
+  const BinarySpec& mul = gate.mul;
+  const CodeReader a = MakeReader(mul.a_signed, mul.a_zero_point),
+                   b = MakeReader(mul.b_signed, mul.b_zero_point);
+  p.x_reader = gate.gate_first ? b : a;
+  p.gate_reader = gate.gate_first ? a : b;
+  p.x_scale = gate.gate_first ? mul.b_scale : mul.a_scale;
+  p.gate_scale = gate.gate_first ? mul.a_scale : mul.b_scale;
+  p.divider = MakeDivider(mul.quantizer.scale);
+  p.rounder = MakeRounder(mul.quantizer);
+  const bool fast = FastIsExact(mul.quantizer, MostOf(mul), 1.0);
+  return MakePlan("gate", [p, fast, device = gate.first->On()](const Run& run) {
+    GateParams own = p;
+    own.x = static_cast<const uint8_t*>(run.fed[0]);
+    own.scaled = static_cast<const uint8_t*>(run.fed[1]);
+    own.y = static_cast<uint8_t*>(run.y);
+    RequireAligned({own.x, own.scaled, own.y});
+    const LaunchOptions options{run.queue, device};
+    const LaunchShape shape = {Dim(own.images * kRanks), kGateThreads, 0, Dim(kRanks)};
+    Check(fast ? LaunchKernel<SqueezeExcite<true>>(options, shape, own)
+               : LaunchKernel<SqueezeExcite<false>>(options, shape, own),
+          "launching a gate");
+  });
+}
+
+}  // namespace lowbit::cuda

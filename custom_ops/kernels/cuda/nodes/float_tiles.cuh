@@ -1,0 +1,541 @@
+// Float products tile by tile: the kernel that those of CUDA cores and of Tensor Cores have in common, what it
+// copies, how it splits k, which tile it is given.
+//
+// How a sum is made depends on the node and its shapes alone (SumSlices), whatever tiles a GPU is given: k, which runs
+// over the channels and inside one over its taps, is cut into slices, each is summed front to back, and the slices'
+// sums are added by a binary tree. A block makes one slice of a tile of outputs:
+//
+//   copies of kStages - 1 stages, kDepth elements of k each, are under way while one is multiplied;
+//   the blocks of a tile's slices are a cluster: each gets a part of the tile from all of them, adds and finishes it.
+//   On GPUs without clusters they write their sums to the workspace, which a second kernel adds.
+//
+// A tile is a type with
+//   Params                      of the kernel, SplitParams and what else its weights need;
+//   kRows, kColumns, kOutputs   of the tile;
+//   kBlocks                     that a multiprocessor is to have registers for;
+//   kThreadRows, kThreadColumns outputs of one of its kBlock threads, in squares of four, kRowStep and kColumnStep apart;
+//   kStages, kDepth             stages, and elements of k in each;
+//   kWeightFloats, kPitch       in a stage: weights, and from one element of k of the columns to the next;
+//   kProducts, kWeightBytes     for the estimate: products in a clock of a multiprocessor, bytes of a weight;
+//   Weights                     which copies those of a stage, by Fetch(step, stage);
+//   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
+//                               At(row, column) from `row` and `column` on.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/nodes/float_product.cuh"
+
+namespace lowbit::cuda {
+
+inline constexpr int kMostSlices = 16;
+
+struct SplitParams : ProductParams {
+  int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
+  int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
+  bool in_cluster = false;    // the blocks of a tile's slices are a cluster
+  int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
+  bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
+  FastDivisor by_taps;
+};
+
+template <typename T>
+inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
+
+// ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
+// k * kPitch + j, and zeros where there are none.
+
+// Pixels side by side, 16 bytes at a time: 1x1 convolutions, where the addresses allow it.
+template <typename T>
+struct FoursSource {
+  static constexpr int kFours = T::kColumns / 4, kSteps = T::kBlock / kFours;
+  static_assert(T::kBlock % kFours == 0 && T::kDepth % kSteps == 0);
+  const SplitParams& p;
+  const float* first = nullptr;
+  int64_t k_step;
+  int own = static_cast<int>(threadIdx.x) / kFours;  // along k
+  uint32_t to;
+
+  __device__ __forceinline__ FoursSource(const SplitParams& params, int group, int j0, uint32_t pixels)
+      : p(params), k_step(ConvColumn::ChannelStep(params)) {
+    const int four = static_cast<int>(threadIdx.x) % kFours;
+    first = ConvColumn(params, group, min(j0 + 4 * four, params.columns - 4)).At(params, 0, 0);
+    to = pixels + (own * T::kPitch + 4 * four) * 4;
+  }
+  __device__ __forceinline__ void Prepare(int, int) const {}
+  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+    const float* x = first + (k0 + own) * k_step;
+#pragma unroll
+    for (int k = 0; k < T::kDepth; k += kSteps) {
+      CopyAsyncOrZero<16>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, x + k * k_step,
+                          k0 + own + k < p.k);
+    }
+  }
+};
+
+// Columns of a Gemm, side by side along k in most.
+template <typename T>
+struct LinesSource {
+  static constexpr int kSide = 8, kStep = T::kBlock / kSide;  // threads along k, columns at a time
+  const SplitParams& p;
+  const float* first;
+  int own = static_cast<int>(threadIdx.x) % kSide, j;
+  uint32_t to;
+
+  __device__ __forceinline__ LinesSource(const SplitParams& params, int, int j0, uint32_t pixels)
+      : p(params) {
+    const int column = static_cast<int>(threadIdx.x) / kSide;
+    j = j0 + column;
+    first = p.x + j * p.column_step + own * p.k_step;
+    to = pixels + (own * T::kPitch + column) * 4;
+  }
+  __device__ __forceinline__ void Prepare(int, int) const {}
+  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+#pragma unroll
+    for (int k = 0; k < T::kDepth; k += kSide) {
+#pragma unroll
+      for (int column = 0; column < T::kColumns; column += kStep) {
+        CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch + column) * 4,
+                           first + column * p.column_step + (k0 + k) * p.k_step,
+                           k0 + own + k < p.k && j + column < p.columns);
+      }
+    }
+  }
+};
+
+// Any columns side by side, an element at a time. Where the elements of k lie in an image is worked out once for all
+// columns, a stage ahead of the copies.
+inline constexpr int kOutside = 1 << 30;  // added to a coordinate of an image
+
+struct __align__(16) Step {
+  int offset, dy, dx;
+};
+
+template <typename T>
+struct WindowSource {
+  static constexpr int kSteps = T::kBlock / T::kColumns;
+  static_assert(T::kBlock % T::kColumns == 0);
+  const SplitParams& p;
+  const float* first;
+  int top = kOutside, left = 0;
+  int own = static_cast<int>(threadIdx.x) / T::kColumns;  // along k, equal in a warp
+  uint32_t to;
+
+  __device__ __forceinline__ static Step* Table(int stage) {
+    __shared__ Step steps[T::kStages][T::kDepth];
+    return steps[stage];
+  }
+  __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
+      : p(params), first(params.x) {
+    const int column = static_cast<int>(threadIdx.x) % T::kColumns;
+    const ConvColumn of(p, group, j0 + column);
+    if (of.image != nullptr) {
+      top = static_cast<int>(of.top), left = static_cast<int>(of.left);
+      first = of.image + (of.top * p.windows.w.in + of.left);
+    }
+    to = pixels + (own * T::kPitch + column) * 4;
+  }
+  // The first threads work out where the elements of a stage lie.
+  __device__ __forceinline__ void Prepare(int k0, int stage) const {
+    const int own_step = static_cast<int>(threadIdx.x), k = k0 + own_step;
+    if (own_step >= T::kDepth) return;
+    Step step = {0, kOutside / 2, 0};
+    if (k < p.k) {
+      const auto [channel, tap] = Divided(static_cast<unsigned>(k), p.by_taps);
+      const auto [ty, tx] = Divided(tap, p.by_kernel_w);
+      step.dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
+      step.dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
+      const int in_w = static_cast<int>(p.windows.w.in);
+      step.offset = (static_cast<int>(channel) * static_cast<int>(p.windows.h.in) + step.dy) * in_w + step.dx;
+    }
+    Table(stage)[own_step] = step;
+  }
+  __device__ __forceinline__ void Fetch(int, int stage) const {
+    const auto in_h = static_cast<unsigned>(p.windows.h.in), in_w = static_cast<unsigned>(p.windows.w.in);
+    const Step* const steps = Table(stage) + own;
+#pragma unroll
+    for (int k = 0; k < T::kDepth; k += kSteps) {
+      const Step step = steps[k];
+      const bool inside =
+          static_cast<unsigned>(top + step.dy) < in_h && static_cast<unsigned>(left + step.dx) < in_w;
+      CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, first + step.offset, inside);
+    }
+  }
+};
+
+// ---- the products
+
+__device__ __forceinline__ float ElementOf(const float4& v, int e) {
+  return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
+}
+
+struct Fours {
+  float v[4];
+};
+
+// The sum of the slices' sums, load(slice) of each, by a binary tree.
+template <typename Load>
+__device__ __forceinline__ Fours AddSlices(int slices, const Load& load) {
+  Fours sums[kMostSlices];
+#pragma unroll
+  for (int s = 0; s < kMostSlices; ++s) {
+    if (s < slices) sums[s] = load(s);
+  }
+#pragma unroll
+  for (int step = 1; step < kMostSlices; step *= 2) {
+#pragma unroll
+    for (int s = 0; s < kMostSlices; s += 2 * step) {
+      if (s + step >= slices) continue;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[s].v[e] = __fadd_rn(sums[s].v[e], sums[s + step].v[e]);
+    }
+  }
+  return sums[0];
+}
+
+// Whether outputs of one column lie side by side, not those of one row.
+template <typename Column>
+inline constexpr bool kStoresColumns = std::is_same_v<Column, GemmColumn>;
+
+// Four outputs side by side from row i and column j on.
+template <typename Column>
+__device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, int i, int j,
+                                           Fours sums) {
+  if (i >= p.rows || j >= p.columns) return;
+  const int output = group * p.rows + i;
+  if (p.stores_fours) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e]);
+    }
+    *reinterpret_cast<float4*>(y + Column::Target(p, group, i, j)) =
+        make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
+    if (i + of_i >= p.rows || j + of_j >= p.columns) return;
+    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e]);
+  }
+}
+
+template <typename Source, typename Column, typename T>
+__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+    ProductTiles(const __grid_constant__ typename T::Params p) {
+  constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
+  LOWBIT_DYNAMIC_SHARED(shared, 128);
+  __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
+  float* const stages = reinterpret_cast<float*>(shared);
+  float* const received = stages + kStages * kStageFloats<T>;  // [slices][a part of the tile]
+  const int tid = static_cast<int>(threadIdx.x);
+  const int group = static_cast<int>(blockIdx.z) / p.slices,
+            slice = static_cast<int>(blockIdx.z) - group * p.slices;
+  const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
+  const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
+  const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
+  if (p.in_cluster) {
+    if (tid == 0) {
+      InitBarrier(SharedAddress(&exchange), 1);
+      FenceBarrierInit();
+      ArriveExpecting(SharedAddress(&exchange), T::kOutputs * 4);
+    }
+    ClusterArrive();
+  }
+
+  typename T::Sums sums;
+  const typename T::Weights weights(p, group, i0, k0, SharedAddress(stages));
+  // The weights are the kernel's own: they may be fetched before the predecessor is done.
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < steps) weights.Fetch(s, s);
+  }
+  const Source source(p, group, j0, SharedAddress(stages + T::kWeightFloats));
+  for (int s = 0; s < kStages; ++s) source.Prepare(k0 + s * T::kDepth, s);
+  __syncthreads();
+  WaitForPredecessors();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < steps) source.Fetch(k0 + s * T::kDepth, s);
+    CommitCopies();
+  }
+
+  int stage = 0;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    const int next = step + kStages - 1;
+    if (next < steps) {
+      const int target = stage == 0 ? kStages - 1 : stage - 1;  // read in the last step
+      weights.Fetch(next, target);
+      source.Fetch(k0 + next * T::kDepth, target);
+      source.Prepare(k0 + (next + 1) * T::kDepth, stage);
+    }
+    CommitCopies();
+    sums.Multiply(stages + stage * kStageFloats<T>, stages + stage * kStageFloats<T> + T::kWeightFloats);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  LetSuccessorsStart();
+
+  // fn(place in the tile, four outputs side by side from there on).
+  const auto for_fours = [&](const auto& fn) {
+#pragma unroll
+    for (int i = 0; i < kFoursDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < kFoursAcross; ++j) {
+#pragma unroll
+        for (int line = 0; line < 4; ++line) {
+          Fours four;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            four.v[e] =
+                kStoresColumns<Column> ? sums.At(4 * i + e, 4 * j + line) : sums.At(4 * i + line, 4 * j + e);
+          }
+          const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
+          fn(kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
+                                    : (at_row + line) * T::kColumns + at_column,
+             four);
+        }
+      }
+    }
+  };
+  float* const y = p.y + slice * p.slice_stride;
+  const auto store = [&](int place, const Fours& four) {
+    constexpr int kLine = kStoresColumns<Column> ? T::kRows : T::kColumns;
+    const int line = place / kLine, in_line = place % kLine;
+    const int i = kStoresColumns<Column> ? in_line : line, j = kStoresColumns<Column> ? line : in_line;
+    StoreFours<Column>(p, y, group, i0 + i, j0 + j, four);
+  };
+  if (!p.in_cluster) return for_fours(store);
+
+  // Each block gets its part of the tile from all of them.
+  ClusterWait();
+  const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
+  for_fours([&](int place, const Fours& four) {
+    const int owner = place >> part_bits, in_part = place - owner * part;
+    const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
+                        __float_as_int(four.v[3])};
+    StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
+                   ClusterAddress(SharedAddress(&exchange), owner));
+  });
+  WaitBarrier(SharedAddress(&exchange), 0);
+  for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
+    const auto load = [&](int s) {
+      const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
+      return Fours{{v.x, v.y, v.z, v.w}};
+    };
+    store(slice * part + at, AddSlices(p.slices, load));
+  }
+}
+
+// The sums of slices in the workspace.
+struct SliceParams {
+  SplitParams product;  // whose x they are
+  int outputs = 0;
+};
+template <typename Column>
+__global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__ SliceParams p) {
+  const unsigned at = StartThread();
+  if (at >= p.product.count) return;
+  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
+  const float sum = AddSlices(p.product.slices, load).v[0];
+  const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
+  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum);
+}
+
+// ---- which tile, how many slices
+
+template <typename T>
+constexpr int SharedBytes(bool in_cluster) {
+  return (T::kStages * kStageFloats<T> + (in_cluster ? T::kOutputs : 0)) * static_cast<int>(sizeof(float));
+}
+
+// About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
+template <typename T>
+double CostOf(const SplitParams& p, int slices, int multiprocessors) {
+  constexpr double kBytes = 24, kSent = 16;      // in a clock: of the L2 cache, of a cluster
+  constexpr double kHiding = 3072;               // outputs under way that are half as fast as very many
+  constexpr double kStart = 1500, kJoin = 1000;  // of the first block, and of its cluster
+  constexpr int kThreadsAtOnce = 65536 / 128, kShared = 227 << 10;  // of 128 registers; bytes
+  const double tiles =
+      static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
+  const double blocks = std::ceil(tiles * slices / multiprocessors);
+  const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
+  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
+  const double rate = T::kProducts * under_way / (under_way + kHiding);
+  const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
+  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
+  const double stored = 4.0 * T::kOutputs / (slices == 1 ? kBytes : kSent);
+  return kStart + (slices > 1 ? kJoin : 0) +
+         blocks * (std::max(T::kOutputs * longest / rate, bytes / kBytes) + stored);
+}
+
+// Calls fn with the tile of that number.
+template <typename Tiles, typename Fn>
+void WithTile(int index, const Fn& fn) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) {
+    static_cast<void>(((index == kIndices && (fn(std::tuple_element_t<kIndices, Tiles>()), true)) || ...));
+  }(std::make_integer_sequence<int, std::tuple_size_v<Tiles>>());
+}
+
+// Few columns are of Gemms with few rows.
+template <typename Column, typename T>
+inline constexpr bool kMayUse = kStoresColumns<Column> || T::kColumns >= kWarp;
+
+struct TileChoice {
+  int tile = 0;
+  double cost = std::numeric_limits<double>::infinity();
+};
+template <typename Tiles, typename Column>
+TileChoice CheapestTile(const SplitParams& p, int slices, const Device& device) {
+  TileChoice best;
+  for (int i = 0; i < static_cast<int>(std::tuple_size_v<Tiles>); ++i) {
+    WithTile<Tiles>(i, [&](auto tile) {
+      using T = decltype(tile);
+      if (!kMayUse<Column, T> || SharedBytes<T>(false) > device.shared_bytes) return;
+      const double cost = CostOf<T>(p, slices, device.multiprocessors);
+      if (cost < best.cost) best = {i, cost};
+    });
+  }
+  return best;
+}
+
+inline constexpr int kMostGridRows = 65535;
+
+// The cheapest number of slices, or at most as many as are asked for; for the GPUs that this was made for, whatever GPU
+// is there: it decides the bits.
+template <typename Tiles, typename Column>
+int CheapestSlices(const SplitParams& p, int asked = 0) {
+  const Device device = {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""};
+  constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
+  int best = 1;
+  double least = std::numeric_limits<double>::infinity();
+  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
+    if (slices > 1 && (slices > p.depth / kDepth || p.groups > kMostGridRows / slices)) break;
+    const double cost = CheapestTile<Tiles, Column>(p, slices, device).cost;
+    if (asked > 0 || cost < least) least = cost, best = slices;
+  }
+  return best;
+}
+
+// Whether 32 bits hold what the kernel computes of pixels.
+inline bool IsNear(const ProductParams& p) {
+  constexpr int64_t kFar = kOutside / 4;
+  const auto is_near = [](const WindowDim& d) {
+    return std::max({d.in, d.pad_begin, d.kernel, d.dilation, d.stride}) < kFar &&
+           std::max(d.kernel * d.dilation, d.out * d.stride) < kFar;
+  };
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  constexpr int64_t kEnd = int64_t{1} << 31;
+  return is_near(h) && is_near(w) &&
+         (p.channels * h.in + h.kernel * h.dilation) * w.in + w.kernel * w.dilation < kEnd;
+}
+
+// ---- launches
+
+template <typename Source, typename Column, typename T>
+void LaunchTile(const Run& run, const typename T::Params& p, const Device& device) {
+  constexpr auto kKernel = ProductTiles<Source, Column, T>;
+  const cudaError_t prepared = PrepareKernel<kKernel>(device);
+  Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan, " failed: ", cudaGetErrorString(prepared));
+  const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
+                  static_cast<unsigned>(p.groups) * p.slices);
+  Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
+          p.groups, " groups is too large");
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.slices)};
+  const size_t shared_bytes = SharedBytes<T>(p.in_cluster);
+  const cudaError_t error =
+      run.queue.LaunchWith({shared_bytes, &cluster, p.in_cluster ? 1 : 0}, kKernel, grid, dim3(T::kBlock), p);
+  Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
+}
+
+// Whether FoursSource has the columns of a convolution.
+inline bool HasFours(const ProductParams& p) {
+  const auto is_plain = [](const WindowDim& d) {
+    return d.kernel == 1 && d.stride == 1 && d.pad_begin == 0 && d.out == d.in;
+  };
+  return is_plain(p.windows.h) && is_plain(p.windows.w) && p.by_pixels.divisor % 4 == 0 &&
+         CommonUnit({p.x}) == 16;
+}
+
+template <typename Tiles, typename Column, typename Params>
+void LaunchProduct(const Run& run, const Params& p, int tile, const Device& device) {
+  WithTile<Tiles>(tile, [&](auto known) {
+    using T = decltype(known);
+    if constexpr (kStoresColumns<Column>) {
+      LaunchTile<LinesSource<T>, Column, T>(run, p, device);
+    } else if constexpr (kMayUse<Column, T>) {
+      if (HasFours(p)) {
+        LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      } else {
+        LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      }
+    }
+  });
+}
+
+template <typename Tiles, typename Column, typename Params>
+NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& device,
+                        const FloatTiling& tiling = {}) {
+  constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
+  Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
+  geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
+  const int tile =
+      tiling.tile >= 0 ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
+  std::string text = name;
+  int shared_bytes = 0;
+  WithTile<Tiles>(tile, [&](auto known) {
+    using T = decltype(known);
+    text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
+    shared_bytes = SharedBytes<T>(true);
+  });
+  if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
+  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
+                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
+                        shared_bytes <= device.shared_bytes;
+  // Outputs that lie side by side.
+  const unsigned line =
+      kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
+  const auto stores_fours = [line](const float* y) { return line % 4 == 0 && CommonUnit({y}) == 16; };
+  if (geometry.slices == 1 || geometry.in_cluster) {
+    return MakeKernelPlan(text, geometry, [=](const Run& run, Params p) {
+      p.stores_fours = stores_fours(p.y);
+      LaunchProduct<Tiles, Column>(run, p, tile, device);
+    });
+  }
+  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
+  const auto launch = [=](const Run& run, const Params& p) {
+    Params slices = p;
+    slices.y = static_cast<float*>(run.workspace);
+    slices.bias = nullptr;
+    slices.limits = {};
+    slices.stores_fours = stores_fours(slices.y);
+    LaunchProduct<Tiles, Column>(run, slices, tile, device);
+    SliceParams finish = {p, p.rows * p.groups};
+    finish.product.x = slices.y;
+    run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
+  };
+  return MakeKernelPlan(text + " in memory", geometry, launch,
+                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
+}
+
+// All that is known before the shapes, of sums in whole stages of `depth` elements.
+template <typename Op, typename Params>
+void DescribeTiles(const Op& op, const Limits& limits, int depth, Params& p) {
+  Describe(op, limits, p);
+  p.k = CheckedSize(p.channels * TapsOf(op), "sums of length");
+  p.depth = CheckedSize(int64_t{BlocksFor(p.k, depth)} * depth, "sums of length");
+  p.by_taps = MakeDivisor(TapsOf(op));
+}
+
+}  // namespace lowbit::cuda
