@@ -186,4 +186,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # Ray 2.60 may crash at an interpreter's end: it frees what its threads still lock

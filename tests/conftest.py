@@ -6,11 +6,11 @@ tests that loop over seeds take all `seeds(n)` of them.
 
 from __future__ import annotations
 
+import collections
 import gc
 import importlib.util
 import os
 import sys
-import zlib
 from pathlib import Path
 
 # Set before anything loads numpy, and taken over by every process that tests start: the workers of
@@ -48,23 +48,25 @@ _PROFILE = "sanitized" if SANITIZED else "full" if FULL else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 
-# Under a sanitizer one of so many tests runs, of those in the grids of tests/numerics (operands, widths,
-# geometries, kernels); each kernel has hundreds of them.
-SANITIZED_SHARE = 3
+# Under a sanitizer one of so many tests runs, and at least one, of what a test of tests/numerics has for each
+# kernel (operands, widths, geometries).
+SANITIZED_SHARE = 8
+KERNEL = ("row", "isa")  # the parameters that say which one it is
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under a sanitizer, a share of the grids of tests/numerics: the same one in every run."""
     if not SANITIZED:
         return
-
-    def is_left_out(item: pytest.Item) -> bool:
-        in_grid = "numerics" in item.path.parts and hasattr(item, "callspec")
-        return in_grid and zlib.crc32(item.nodeid.encode()) % SANITIZED_SHARE != 0
-
-    left_out = [item for item in items if is_left_out(item)]
+    grids = collections.defaultdict[tuple[str, ...], list[pytest.Item]](list)
+    for item in items:
+        if "numerics" in item.path.parts and hasattr(item, "callspec"):
+            kernel = (str(item.callspec.params.get(name)) for name in KERNEL)
+            grids[item.nodeid.partition("[")[0], *kernel].append(item)
+    left_out = [item for grid in grids.values() for i, item in enumerate(grid) if i % SANITIZED_SHARE]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not is_left_out(item)]
+    named = {item.nodeid for item in left_out}
+    items[:] = [item for item in items if item.nodeid not in named]
 
 
 def pytest_report_header() -> str:

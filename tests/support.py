@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,28 +106,24 @@ def interface(model: onnx.ModelProto) -> list[tuple]:
     ]
 
 
-def ray_in_process() -> tuple[Any, list[tuple[Any, ...]]]:
-    """A stand-in for the module ray, which calls in this process what a worker calls, and those calls."""
-    called: list[tuple[Any, ...]] = []
-    results: list[Any] = []
+class ClusterHere:
+    """A stand-in for `lowbit.cluster.Cluster`: this process does what workers do, the last task first.
 
-    def remote(**_: int) -> Callable[..., Any]:
-        def decorate(function: Callable[..., Any]) -> Any:
-            def call(*arguments: Any) -> int:
-                called.append(arguments)
-                results.append(function(*arguments))
-                return len(results) - 1
+    Attributes:
+        called: function, common value and task of each call.
+    """
 
-            return types.SimpleNamespace(remote=call)
+    def __init__(self) -> None:
+        self.called: list[tuple[Any, ...]] = []
 
-        return decorate
+    def __call__(self, address: str, common: Any, **_: int) -> ClusterHere:
+        self.common = common
+        return self
 
-    ray = types.SimpleNamespace(
-        init=lambda **_: None,
-        put=lambda value: value,
-        remote=remote,
-        wait=lambda waiting: (waiting[-1:], waiting[:-1]),
-        get=results.__getitem__,
-        shutdown=lambda: None,
-    )
-    return ray, called
+    def each(self, function: Callable[[Any, Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for i, task in reversed(list(enumerate(tasks))):
+            self.called.append((function, self.common, task))
+            yield i, function(self.common, task)
+
+    def close(self) -> None:
+        pass

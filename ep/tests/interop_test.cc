@@ -21,21 +21,14 @@
 #include <tuple>
 #include <vector>
 
+#include "ep/tests/c_interface.h"
+
 namespace {
 
 constexpr uint32_t kApi = 24;
 constexpr int64_t kShape[] = {2, 3, 7, 5};
 constexpr size_t kOffset = 256;  // of the region in the memory
 constexpr uint64_t kInputReady = 7, kOutputReady = 9;
-
-const OrtApi* g_api = nullptr;
-
-void Check(OrtStatus* status) {
-  if (status == nullptr) return;
-  const std::string message = g_api->GetErrorMessage(status);
-  g_api->ReleaseStatus(status);
-  throw std::runtime_error(message);
-}
 
 void Expect(bool holds, const char* what) {
   if (!holds) throw std::runtime_error(std::string("expected ") + what);

@@ -17,20 +17,13 @@
 #include <thread>
 #include <vector>
 
+#include "ep/tests/c_interface.h"
+
 namespace {
 
 constexpr size_t kInstances = 2;
 constexpr int64_t kImages = 8;
 constexpr int64_t kBatches[] = {1, 3, 4};  // of kImages together
-
-const OrtApi* g_api = nullptr;
-
-void Check(OrtStatus* status) {
-  if (status == nullptr) return;
-  const std::string message = g_api->GetErrorMessage(status);
-  g_api->ReleaseStatus(status);
-  throw std::runtime_error(message);
-}
 
 // OnnxLoader::Init and OnnxLoader::Stop.
 class Loader {

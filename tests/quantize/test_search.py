@@ -35,7 +35,7 @@ from lowbit.searcher.report import SearchResult
 from lowbit.searcher.solve import LayerCost, choose, total_cost
 from lowbit.searcher.target import Drop, Target
 
-from tests.support import ray_in_process
+from tests.support import ClusterHere
 
 from .networks import Builder, images, residual
 
@@ -290,11 +290,10 @@ def test_a_pool_gives_the_same(plain: SearchResult) -> None:
 
 
 def test_a_cluster_gives_the_same(plain: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself is not needed: a stand-in with its functions calls what a worker calls."""
-    ray, called = ray_in_process()
-    monkeypatch.setitem(sys.modules, "ray", ray)
+    cluster = ClusterHere()
+    monkeypatch.setattr("lowbit.searcher.executor.Cluster", cluster)
     result = lowbit.search(short(), images(), target=SIZE, cluster="somewhere:6379", **QUICK)
-    assert {function for function, *_ in called} == {measure_packed}
+    assert {function for function, *_ in cluster.called} == {measure_packed}
     assert written(result) == written(plain)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lowbit.cluster import Cluster
+from lowbit.errors import LowBitError
 
 from .conftest import ROOT
 
@@ -18,6 +21,14 @@ import sys
 import lowbit
 from tests.quantize.test_search import QUICK, SIZE, images, short
 lowbit.search(short(), images(), sys.argv[1], target=SIZE, cluster=sys.argv[2] or None, **QUICK)
+"""
+
+JOINED = """
+import sys
+from lowbit.cluster import Cluster
+joined = Cluster(sys.argv[1], 2)
+print(list(joined.each(pow, [2])), "ray" in sys.modules)
+joined.close()
 """
 
 
@@ -58,3 +69,19 @@ def test_search(cluster: str, tmp_path: Path) -> None:
         shown = python("-c", SEARCH, str(tmp_path / name), address)
         assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "spread.onnx").read_bytes() == (tmp_path / "alone.onnx").read_bytes()
+
+
+def test_ray_stays_in_a_process_of_its_own(cluster: str) -> None:
+    """Leaving a cluster frees what a thread of Ray's may still lock: that is no process of the caller's."""
+    shown = python("-c", JOINED, cluster)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "[(0, 4)] False\n"
+
+
+def test_a_process_that_dies_is_an_error(cluster: str) -> None:
+    joined = Cluster(cluster, 2)
+    (process,) = multiprocessing.active_children()
+    process.kill()
+    with pytest.raises(LowBitError, match="--cluster: the process that had joined the cluster ended with -9"):
+        list(joined.each(pow, [2]))
+    joined.close()

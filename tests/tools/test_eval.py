@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import lowbit
@@ -18,7 +17,7 @@ from lowbit.evaluation import evaluate as evaluating
 from lowbit.evaluation.statistics import bootstrap, mcnemar, paired_difference, wilson
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support import ray_in_process, stock_may_saturate
+from tests.support import ClusterHere, stock_may_saturate
 from tests.tools.test_cli import run, run_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,18 +127,20 @@ def test_models_of_different_batches_and_names_are_compared():
 
 def test_a_cluster_measures_the_same(monkeypatch):
     """In parts of whole batches, which come back in any order."""
-    ray, called = ray_in_process()
-    monkeypatch.setitem(sys.modules, "ray", ray)
+    cluster = ClusterHere()
+    monkeypatch.setattr(evaluating, "Cluster", cluster)
     monkeypatch.setattr(evaluating, "_PART", 8)
     given = ({"x": SCORES}, LABELS, NOISY)
     alone, spread = (
         lowbit.evaluate(EXACT, given[0], labels=given[1], against=given[2], batch=3, **more).to_dict()
         for more in ({}, {"cluster": "somewhere:6379"})
     )
-    assert len(called) == math.ceil(50 / 9)
+    assert len(cluster.called) == math.ceil(50 / 9)
     assert spread["metrics"] == alone["metrics"]
     with pytest.raises(LowBitError, match="share it"):
-        evaluating._measure_part(dataclasses.replace(called[0][1], name="other", folder="/nowhere"), (0, 3))
+        evaluating._measure_part(
+            dataclasses.replace(cluster.called[0][1], name="other", folder="/nowhere"), (0, 3)
+        )
 
 
 def test_several_outputs():

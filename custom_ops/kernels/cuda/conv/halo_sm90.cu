@@ -158,10 +158,14 @@ cudaError_t LaunchHalo(const HaloParams& p, const ConvConfig& config, const Laun
   return WithFinish<false>(FinishOf(p.epilogue), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_n, auto slab) {
-          return LaunchKernel<ConvHalo<tile_n, slab, kSigned, kFinish>>(
-              options,
-              {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},
-              p, map);
+          if constexpr (HasInstance(kFinish == Finish::kIntegers || tile_n * slab == 32 * 64)) {
+            return LaunchKernel<ConvHalo<tile_n, slab, kSigned, kFinish>>(
+                options,
+                {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},
+                p, map);
+          } else {
+            return cudaErrorInvalidValue;
+          }
         },
         OneOf<32, 64, 128>(config.tile_n), OneOf<64, 128>(p.slab));
   });

@@ -183,15 +183,23 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
       return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-        return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
-            static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
+        if constexpr (HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
+          return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
+              static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
+        } else {
+          return cudaErrorInvalidValue;
+        }
       });
     }
   }
   return std::visit(
       [&](auto is_signed, auto producers) {
-        return LaunchTiled<ConvWgmma<kTileM, kTileN, is_signed, producers>>(p, config, options,
-                                                                            kTileM * 2 + producers);
+        if constexpr (HasInstance(producers == 0 || kTileM * kTileN == 64 * 64)) {
+          return LaunchTiled<ConvWgmma<kTileM, kTileN, is_signed, producers>>(p, config, options,
+                                                                              kTileM * 2 + producers);
+        } else {
+          return cudaErrorInvalidValue;
+        }
       },
       OneOf(options.x_signed), OneOf<0, kGatherers>(config.producers ? kGatherers : 0));
 }

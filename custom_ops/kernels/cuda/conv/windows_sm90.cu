@@ -171,11 +171,15 @@ cudaError_t LaunchWindows(const WindowsParams& p, const ConvConfig& config, cons
   return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_m, auto tile_n) {
-          return LaunchKernel<ConvWindows<tile_m, tile_n, kSigned, kFinish>>(
-              options,
-              {Dim((p.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,
-               options.shared_bytes, Dim(1, 1, p.splits)},
-              p, map);
+          if constexpr (HasInstance(kFinish == Finish::kIntegers || tile_m * tile_n == 64 * 64)) {
+            return LaunchKernel<ConvWindows<tile_m, tile_n, kSigned, kFinish>>(
+                options,
+                {Dim((p.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,
+                 options.shared_bytes, Dim(1, 1, p.splits)},
+                p, map);
+          } else {
+            return cudaErrorInvalidValue;
+          }
         },
         OneOf<64, 128>(config.tile_m), OneOf<64, 128>(config.tile_n));
   });
