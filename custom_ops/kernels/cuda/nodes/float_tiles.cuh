@@ -22,7 +22,6 @@
 //                               At(row, column) from `row` and `column` on.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
