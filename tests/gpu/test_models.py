@@ -324,8 +324,9 @@ def test_relu_between_two_grids(capfd: pytest.CaptureFixture[str], monkeypatch: 
 
 
 @pytest.mark.parametrize("between", [None, "Sigmoid", "Relu"])
-@pytest.mark.parametrize("gate_first", [True, False])
-@pytest.mark.parametrize(("wide", "squeezed"), [(16, 8), (80, 20), (304, 40)])
+@pytest.mark.parametrize(
+    ("wide", "squeezed", "gate_first"), [(16, 8, True), (80, 20, False), (304, 40, True)]
+)
 def test_squeeze_and_excite(
     between: str | None,
     gate_first: bool,
