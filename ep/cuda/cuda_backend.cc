@@ -95,7 +95,8 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
-// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it, too.
+// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it,
+// too.
 const Node* SoleReader(const Graph& graph, const Node& node) {
   if (node.outputs.size() != 1) return nullptr;
   const ValueId made = node.outputs[0];
@@ -113,8 +114,8 @@ const Node* SoleReader(const Graph& graph, const Node& node) {
   return reader;
 }
 
-// The fusion of these nodes, or of these and what follows them, which it appends, where their first one begins a fusion of
-// all of its nodes or none. nullptr where there is none.
+// The fusion of these nodes, or of these and what follows them, which it appends, where their first one
+// begins a fusion of all of its nodes or none. nullptr where there is none.
 const Fusion* FusionFrom(const Graph& graph, std::vector<const Node*>& nodes) {
   const size_t most = IsLowBit(*nodes[0]) ? MostOfWhole(nodes[0]->op) : 0;
   for (;;) {

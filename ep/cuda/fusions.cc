@@ -252,8 +252,8 @@ constexpr PatternNode kMappedGateSecond[] = {{Part::kGlobalPool}, {Part::kConv},
                                              {Part::kLookup},     {Part::kMul, Reads::kResidual}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
-// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that begin with
-// a global pool (MostOfWhole).
+// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that
+// begin with a global pool (MostOfWhole).
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},

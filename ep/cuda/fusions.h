@@ -64,8 +64,8 @@ struct FusedNode {
 };
 // Throws Error where LOWBIT_CUDA_WITHOUT names what is no kernel, option or fusion (kernels/cuda/left_out.h).
 void RequireKnownKernels();
-// How many nodes there are at most in fusions that begin with this op and are of all of their nodes or none; 0: there are
-// no such.
+// How many nodes there are at most in fusions that begin with this op and are of all of their nodes or none;
+// 0: there are no such.
 size_t MostOfWhole(std::string_view first_op);
 
 // The fusion of these very nodes; nullptr where there is none or it is left out. fits is not asked.

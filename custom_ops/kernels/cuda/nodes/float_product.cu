@@ -187,7 +187,8 @@ void LaunchProduct(const FloatConvOp&, const Run& run, const FloatParams& p, int
   run.Launch(ConvNarrow, dim3(BlocksFor(p.columns, kThreads), static_cast<unsigned>(outputs)), kThreads, p);
 }
 
-// Batches of a fed product that one launch makes: A's lie one after the other, as `weights` do, B's are so far apart.
+// Batches of a fed product that one launch makes: A's lie one after the other, as `weights` do, B's are so
+// far apart.
 struct Batches {
   int64_t a = 0, b = 0, b_step = 0, count = 0;
 };
