@@ -192,14 +192,15 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   SendToAll(own, state.made, state.means, &state.arrived[0]);
   WaitBarrier(SharedAddress(&state.arrived[0]), 0);
 
+  __syncthreads();  // all have sent what is overwritten now
   // Past the last output there are zeros, which count nothing.
   if (thread < units_between * kUnit - p.first.n) state.made[p.first.n + thread] = 0;
-  __syncthreads();
   const int last = min(p.first.n, (own_between.first + own_between.count) * kUnit);
   MakeOutputs(p.first, state.means, own_between.first * kUnit, last, state.made);
   __syncthreads();
   SendToAll(own_between, state.made, state.between, &state.arrived[1]);
   WaitBarrier(SharedAddress(&state.arrived[1]), 0);
+  __syncthreads();  // as above
 
   MakeOutputs(p.second, state.between, own.first * kUnit, (own.first + own.count) * kUnit, state.made);
   LetSuccessorsStart();
