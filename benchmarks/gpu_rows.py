@@ -43,7 +43,15 @@ from lowbit.sessions.devices import canonical
 from results import RESULTS, WORK, Cell, Table, commit_here, write
 
 ROWS = ("team", "bits", "halo", "windows", "wgmma", "chain", "pair", "conv_pool")
-FUSIONS = ("residual_pair", "quantized_conv", "dequantized_product", "gate", "gate_second")
+FUSIONS = (
+    "residual_pair",
+    "quantized_conv",
+    "dequantized_product",
+    "gate",
+    "gate_second",
+    "mapped_gate",
+    "mapped_gate_second",
+)
 OPTIONS = ("apart", "boxes", "cluster", "kept", "producers")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""
 

@@ -212,8 +212,9 @@ def fusion_table() -> str:
     found = re.findall(r'\{"([^"]+)",\s*"([^"]+)",\s*(k\w+)', rows)
     parts = {
         f"k{name}": f"LowBit{name}"
-        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Lookup", "Dequantize")
+        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Mul", "Lookup", "Dequantize")
     }
+    parts["kGlobalPool"] = "LowBitGlobalAveragePool"
 
     def nodes(pattern: str) -> str:
         text = re.search(rf"PatternNode {pattern}\[\] = (.*?);", source, re.DOTALL)
@@ -228,7 +229,7 @@ def fusion_table() -> str:
         raise ValueError("ep/cuda/fusions.cc has no table of fusions")
     return (
         "These nodes become one step, where each is the only one that reads the one before, or the two "
-        "before:\n\n"
+        "before. A `LowBitRequantize` between two grids is a table, as `LowBitLookup` has it, too:\n\n"
         + table(
             ["Step", "Nodes", "What it is"],
             [(f"`{name}`", nodes(k), note) for name, note, k in found],

@@ -16,6 +16,7 @@
 #include "ep/cuda/steps.h"
 #include "ep/cuda/tuner.h"
 #include "ep/region/lower.h"
+#include "ep/region/moves.h"
 #include "kernels/cuda/left_out.h"
 
 namespace lowbit::ep {
@@ -94,8 +95,10 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
-// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it, too.
+// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it,
+// too.
 const Node* SoleReader(const Graph& graph, const Node& node) {
+  if (node.outputs.size() != 1) return nullptr;
   const ValueId made = node.outputs[0];
   const auto reads = [&](const std::vector<ValueId>& values) {
     return std::count(values.begin(), values.end(), made);
@@ -111,12 +114,14 @@ const Node* SoleReader(const Graph& graph, const Node& node) {
   return reader;
 }
 
-// Appends what follows these nodes, where their first one begins a fusion of all of its nodes or none.
-void ContinueWhole(const Graph& graph, std::vector<const Node*>& nodes) {
-  const size_t count = IsLowBit(*nodes[0]) ? WholeCount(nodes[0]->op) : 0;
-  while (nodes.size() < count) {
-    const Node* const next = SoleReader(graph, *nodes.back());
-    if (next == nullptr) return;
+// The fusion of these nodes, or of these and what follows them, which it appends, where their first one
+// begins a fusion of all of its nodes or none. nullptr where there is none.
+const Fusion* FusionFrom(const Graph& graph, std::vector<const Node*>& nodes) {
+  const size_t most = IsLowBit(*nodes[0]) ? MostOfWhole(nodes[0]->op) : 0;
+  for (;;) {
+    if (const Fusion* const fusion = FindFusion(AsFused(nodes))) return fusion;
+    const Node* const next = nodes.size() < most ? SoleReader(graph, *nodes.back()) : nullptr;
+    if (next == nullptr) return nullptr;
     nodes.push_back(next);
   }
 }
@@ -160,10 +165,9 @@ class CudaBackend final : public Backend {
         case FloatPair::kNone:
           break;
       }
-      ContinueWhole(graph, all);
-      const Fusion* const fusion = FindFusion(AsFused(all));
+      const Fusion* const fusion = FusionFrom(graph, all);
       return fusion != nullptr &&
-             fusion->fits(DecodeAll(graph, all, Weights::kMayBeMissing), device_->Properties());
+             fusion->fits(DecodeAll(graph, all, *fusion, Weights::kMayBeMissing), device_->Properties());
     } catch (const Error&) {
       return false;  // CreateStep says why
     }
@@ -274,15 +278,22 @@ class CudaBackend final : public Backend {
 
  private:
   static std::vector<NodeSpec> DecodeAll(const Graph& graph, std::span<const Node* const> nodes,
-                                         Weights weights) {
+                                         const Fusion& fusion, Weights weights) {
     std::vector<NodeSpec> specs;
-    for (const Node* const node : nodes) specs.push_back(DecodeLowBit(graph, *node, weights));
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      specs.push_back(DecodeLowBit(graph, *nodes[i], weights));
+      if (fusion.nodes[i].part != Part::kLookup) continue;
+      std::optional<LookupNode> lookup = AsLookup(specs.back());
+      Require(lookup.has_value(), Where(*nodes[i]), " has a table for each channel, ", fusion.name,
+              " one alone");
+      specs.back() = std::move(*lookup);
+    }
     return specs;
   }
 
   std::unique_ptr<Step> CreateFused(const Graph& graph, std::span<const Node* const> nodes,
                                     const Fusion& fusion, std::span<const uint8_t> packed) {
-    std::vector<NodeSpec> specs = DecodeAll(graph, nodes, NeededBeside(packed));
+    std::vector<NodeSpec> specs = DecodeAll(graph, nodes, fusion, NeededBeside(packed));
     for (const NodeSpec& spec : specs) RequireKernel(spec);
     auto packed_node = fusion.pack(specs, device_->Properties(), *tuner_, packed);
     // Tuning tells chains by it.

@@ -31,7 +31,7 @@ bool Is(Part part, std::string_view op) {
     case Part::kMul:
       return op == "LowBitMul";
     case Part::kLookup:
-      return op == "LowBitLookup";
+      return op == "LowBitLookup" || op == "LowBitRequantize";
     case Part::kDequantize:
       return op == "LowBitDequantize";
   }
@@ -187,18 +187,32 @@ std::unique_ptr<cuda::PackedNode> PackPooled(Specs specs, const cuda::Device& de
 
 // ---- mean + two convolutions + table + product
 
+// Of one table or of two.
+cuda::GateNodes GateOf(Specs specs, bool gate_first) {
+  const Specs end = specs.last(3);
+  const auto* const between = specs.size() > 5 ? &std::get<LookupNode>(specs[2]) : nullptr;
+  return {std::get<GlobalAveragePoolNode>(specs[0]),
+          ProductOf(specs[1]),
+          between,
+          ProductOf(end[0]),
+          std::get<LookupNode>(end[1]),
+          std::get<BinaryNode>(end[2]),
+          gate_first};
+}
+
+template <bool kGateFirst>
 bool FitsGate(Specs specs, const cuda::Device& device) {
-  return cuda::FusesGate(std::get<GlobalAveragePoolNode>(specs[0]), ProductOf(specs[1]), ProductOf(specs[2]),
-                         std::get<LookupNode>(specs[3]), std::get<BinaryNode>(specs[4]), device);
+  return cuda::FusesGate(GateOf(specs, kGateFirst), device);
 }
 
 template <bool kGateFirst>
 std::unique_ptr<cuda::PackedNode> PackGate(Specs specs, const cuda::Device& device, Tuner& tuner,
                                            std::span<const uint8_t> packed) {
-  const MatmulNode &first = ProductOf(specs[1]), &second = ProductOf(specs[2]);
-  return cuda::PackGate(std::get<GlobalAveragePoolNode>(specs[0]), first, second,
-                        std::get<LookupNode>(specs[3]), std::get<BinaryNode>(specs[4]), kGateFirst, device,
-                        {tuner.ChooserFor(first.conv), tuner.ChooserFor(second.conv, kMappedKey)}, packed);
+  const cuda::GateNodes nodes = GateOf(specs, kGateFirst);
+  auto first = nodes.between != nullptr ? tuner.ChooserFor(nodes.first.conv, kMappedKey)
+                                        : tuner.ChooserFor(nodes.first.conv);
+  return cuda::PackGate(nodes, device, {std::move(first), tuner.ChooserFor(nodes.second.conv, kMappedKey)},
+                        packed);
 }
 
 // ---- product + dequantize
@@ -231,10 +245,15 @@ constexpr PatternNode kGate[] = {
     {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul}};
 constexpr PatternNode kGateSecond[] = {
     {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul, Reads::kResidual}};
+constexpr PatternNode kMappedGate[] = {{Part::kGlobalPool}, {Part::kConv},   {Part::kLookup},
+                                       {Part::kConv},       {Part::kLookup}, {Part::kMul}};
+constexpr PatternNode kMappedGateSecond[] = {{Part::kGlobalPool}, {Part::kConv},
+                                             {Part::kLookup},     {Part::kConv},
+                                             {Part::kLookup},     {Part::kMul, Reads::kResidual}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
-// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that begin with
-// a global pool (WholeCount).
+// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that
+// begin with a global pool (MostOfWhole).
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
@@ -258,8 +277,12 @@ constexpr Fusion kFusions[] = {
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"gate",
      "a squeeze-and-excitation block: means, two convolutions, a table, and the image times what it has",
-     kGate, FitsGate, PackGate<true>},
-    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate, PackGate<false>},
+     kGate, FitsGate<true>, PackGate<true>},
+    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate<false>, PackGate<false>},
+    {"mapped_gate", "the same with a table between the convolutions", kMappedGate, FitsGate<true>,
+     PackGate<true>},
+    {"mapped_gate_second", "the same, the image the first factor", kMappedGateSecond, FitsGate<false>,
+     PackGate<false>},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},
 };
@@ -272,9 +295,8 @@ void RequireKnownKernels() {
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }
 
-size_t WholeCount(std::string_view first_op) {
-  static_assert(std::size(kGate) == std::size(kGateSecond));
-  return Is(Part::kGlobalPool, first_op) ? std::size(kGate) : 0;
+size_t MostOfWhole(std::string_view first_op) {
+  return Is(Part::kGlobalPool, first_op) ? std::size(kMappedGate) : 0;
 }
 
 const Fusion* FindFusion(std::span<const FusedNode> nodes) {

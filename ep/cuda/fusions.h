@@ -14,7 +14,7 @@
 
 namespace lowbit::ep {
 
-// What a node of a pattern is.
+// What a node of a pattern is. kLookup: what is one table (ep/region/moves.h), decoded as such.
 enum class Part : uint8_t {
   kQuantize,
   kConv,
@@ -64,8 +64,10 @@ struct FusedNode {
 };
 // Throws Error where LOWBIT_CUDA_WITHOUT names what is no kernel, option or fusion (kernels/cuda/left_out.h).
 void RequireKnownKernels();
-// How many nodes there are in fusions that begin with this op and are of all of their nodes or none; 0: there are no such.
-size_t WholeCount(std::string_view first_op);
+// How many nodes there are at most in fusions that begin with this op and are of all of their nodes or none;
+// 0: there are no such.
+size_t MostOfWhole(std::string_view first_op);
+
 // The fusion of these very nodes; nullptr where there is none or it is left out. fits is not asked.
 const Fusion* FindFusion(std::span<const FusedNode> nodes);
 

@@ -72,10 +72,24 @@ MoveFunction OfCut(const Op& op) {
 
 }  // namespace
 
+std::optional<LookupNode> AsLookup(const NodeSpec& node) {
+  if (const auto* const lookup = std::get_if<LookupNode>(&node))
+    return lookup->channels == 1 ? std::optional(*lookup) : std::nullopt;
+  const auto* const affine = std::get_if<AffineNode>(&node);
+  if (affine == nullptr || affine->spec.channels != 1 || affine->spec.has_affine ||
+      !affine->spec.quantizer.quantized) {
+    return std::nullopt;
+  }
+  Quantizer y = affine->spec.quantizer;
+  y.scale = affine->spec.y_scale.front();
+  y.zero_point = affine->spec.y_zero_point.front();
+  return LookupNode{affine->spec.x_signed, y.is_signed, 1, TableOf(affine->spec, y)};
+}
+
 MoveFunction MovesOf(const NodeSpec& node) {
   if (const auto* const concat = std::get_if<ConcatNode>(&node)) return OfConcat(*concat);
-  const auto* const lookup = std::get_if<LookupNode>(&node);
-  if (lookup == nullptr || lookup->channels != 1) return nullptr;
+  const std::optional<LookupNode> lookup = AsLookup(node);
+  if (!lookup) return nullptr;
   return [table = lookup->table](std::span<const TensorShape> fed) -> std::vector<ChannelMove> {
     if (!HasPixelsOfCodes(fed[0])) return {};
     const int64_t channels = fed[0].dims.back();

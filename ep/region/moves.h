@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,12 @@ namespace lowbit::ep {
 // node.
 using MoveFunction = std::function<std::vector<ChannelMove>(std::span<const TensorShape> fed)>;
 
-// Null for nodes that do something else than LowBitConcat and LowBitLookup, JoinOp, SliceOp and SplitOp.
+// The node as one table for the bytes of codes: LowBitLookup with one table, LowBitRequantize between two
+// grids of all channels. nullopt for others.
+std::optional<LookupNode> AsLookup(const NodeSpec& node);
+
+// Null for nodes that do something else than LowBitConcat, JoinOp, SliceOp, SplitOp and those that are tables
+// (AsLookup).
 MoveFunction MovesOf(const NodeSpec& node);
 MoveFunction MovesOf(const StandardNode& node);
 

@@ -303,9 +303,32 @@ def test_attention_in_float() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
 
 
-@pytest.mark.parametrize("gate_first", [True, False])
-@pytest.mark.parametrize(("wide", "squeezed"), [(16, 8), (80, 20), (304, 40)])
+def test_relu_between_two_grids(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a table behind the convolution."""
+    net = Network(3)
+    y = net.grid(net.node("Relu", [net.layer(net.grid("x"), 3, 32, 3)]))
+    last = net.grid(net.node("Relu", [net.layer(y, 32, 48)]))
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("x", 3), (last, 48))
+    ]
+    graph = onnx.helper.make_graph(net.nodes, "grids", values[:1], values[1:], net.constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    assert [node.op_type for node in converted.graph.node].count("LowBitRequantize") == 2
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    feeds = {"x": images(2, 3, 9, 7)}
+    assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), "two grids")
+    assert [len(step["nodes"]) for step in _plan(capfd)["steps"]] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("between", [None, "Sigmoid", "Relu"])
+@pytest.mark.parametrize(
+    ("wide", "squeezed", "gate_first"), [(16, 8, True), (80, 20, False), (304, 40, True)]
+)
 def test_squeeze_and_excite(
+    between: str | None,
     gate_first: bool,
     wide: int,
     squeezed: int,
@@ -317,8 +340,10 @@ def test_squeeze_and_excite(
     net.rng = np.random.default_rng(wide)
     y = net.layer(net.grid("x"), 3, wide, 3)
     gate = net.grid(net.node("GlobalAveragePool", [y]))
-    gate = net.layer(net.layer(gate, wide, squeezed), squeezed, wide)
-    gate = net.grid(net.node("HardSigmoid", [gate]))
+    gate = net.layer(gate, wide, squeezed)
+    if between is not None:
+        gate = net.grid(net.node(between, [gate]))
+    gate = net.grid(net.node("HardSigmoid", [net.layer(gate, squeezed, wide)]))
     last = net.grid(net.node("Mul", [gate, y] if gate_first else [y, gate]))
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])
@@ -337,7 +362,7 @@ def test_squeeze_and_excite(
     ):
         feeds = {"x": images(*shape, seed=wide)}
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
-        (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) == 5]
+        (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) >= 5]
         assert (step["kernel"] == "gate") == is_one, step
 
 

@@ -107,7 +107,8 @@ struct FloatGemmOp {
   bool is_matmul = false;
 };
 
-// MatMul of two fed tensors of rank 2 or more, with numpy broadcasting of the dims before the last two. Fed: a, b.
+// MatMul of two fed tensors of rank 2 or more, with numpy broadcasting of the dims before the last two. Fed:
+// a, b.
 struct FloatMatmulOp {};
 
 // Where a window's pads come from.

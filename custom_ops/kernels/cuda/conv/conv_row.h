@@ -44,8 +44,8 @@ struct ConvProblem {
   int64_t channels = 0;     // bytes per tap
   bool repacks = false;     // the tile kernels read a copy of the input
   bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
-  // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the image is
-  // read as 0 and made good for (borders).
+  // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the
+  // image is read as 0 and made good for (borders).
   int32_t zero = 0;
   bool is_bits = false;     // of a zero point of 1/2 (OfBits)
   bool borders = false;     // EpilogueParams::border

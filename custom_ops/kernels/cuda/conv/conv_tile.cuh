@@ -344,8 +344,8 @@ struct BorderPixels {
 };
 
 // Adds to sums what borders do: to those of `row`, and of the row eight below, from `channel` on.
-// pixels.BorderClass(row) is the class of a row's output. `sums`: of a fragment of kTileN columns, of wgmma or of
-// mma.sync.
+// pixels.BorderClass(row) is the class of a row's output. `sums`: of a fragment of kTileN columns, of wgmma
+// or of mma.sync.
 template <int kTileN, typename Pixels>
 __device__ __forceinline__ void AddBorders(const EpilogueParams& e, int channel, int row,
                                            const Pixels& pixels, int* sums) {

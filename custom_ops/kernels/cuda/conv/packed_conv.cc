@@ -6,8 +6,8 @@
 //     = S(q w') - z_x S(w') - z_w x_sum,
 // where S sums over all taps, and x_sum = sum over the taps in the image of (q - z_x).
 // The middle term depends on the channel alone and is folded into the bias. The last one is there only where
-// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are bits whose z_x is
-// 1/2, with doubled weights (OfBits), or are repacked to {-1, +1}, whose padding is 0.
+// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are bits whose
+// z_x is 1/2, with doubled weights (OfBits), or are repacked to {-1, +1}, whose padding is 0.
 #include "kernels/cuda/conv/packed_conv.h"
 
 #include <algorithm>

@@ -37,9 +37,9 @@ bool MayRise(const Epilogue& epilogue);
 
 class ConstantBuilder;
 
-// The same convolution of codes as they are, bits, by doubled weights: with x = 2c - 1, w x = 2w (c - 1/2), as if
-// their zero point were 1/2. nullopt where x is not bipolar, twice the weights are no int8, or there is padding whose
-// part of sums no table has (BorderOf).
+// The same convolution of codes as they are, bits, by doubled weights: with x = 2c - 1, w x = 2w (c - 1/2),
+// as if their zero point were 1/2. nullopt where x is not bipolar, twice the weights are no int8, or there is
+// padding whose part of sums no table has (BorderOf).
 std::optional<ConvSpec> OfBits(const ConvSpec& spec);
 
 // The same thresholds of sums, all of which codes rise with: those of a channel whose codes fall are of its

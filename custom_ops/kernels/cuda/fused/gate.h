@@ -1,5 +1,5 @@
-// A squeeze-and-excitation block in one kernel: the mean of every channel of an image, two 1x1 convolutions of these
-// means, a table, and the product of the image and what that has.
+// A squeeze-and-excitation block in one kernel: the mean of every channel of an image, two 1x1 convolutions
+// of these means, a table, and the product of the image and what that has.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,8 @@ struct Gate {
 // Whether there is a kernel, but for constants and shapes.
 bool FitsGate(const GlobalAveragePoolNode& pool, const ConvSpec& first, const ConvSpec& second,
               const BinarySpec& mul, const Device& device);
-// Fed: what is averaged and what is multiplied, of one shape. nullptr where launches in turn are the better way, or
-// the only one.
+// Fed: what is averaged and what is multiplied, of one shape. nullptr where launches in turn are the better
+// way, or the only one.
 std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const TensorShape> fed);
 
 }  // namespace lowbit::cuda

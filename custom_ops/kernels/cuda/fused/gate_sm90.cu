@@ -1,8 +1,9 @@
-// A squeeze-and-excitation block (gate.h), for Hopper (sm_90a). The blocks of a cluster share an image: each averages
-// some of its channels, makes some of the first product's outputs and, of the channels that it averaged, those of the
-// second one, by which it multiplies them. Codes of the means and of the first product go to all blocks:
+// A squeeze-and-excitation block (gate.h), for Hopper (sm_90a). The blocks of a cluster share an image: each
+// averages some of its channels, makes some of the first product's outputs and, of the channels that it
+// averaged, those of the second one, by which it multiplies them. Codes of the means and of the first product
+// go to all blocks:
 //
-//   block r   average channels r | send | some of the first product | send | gates of channels r | multiply channels r
+//   block r   means of channels r | send | some of the first product | send | gates of channels r | multiply
 //
 // The image is read twice, the second time mostly from the L2 cache.
 #include <algorithm>
@@ -62,8 +63,8 @@ struct GateState {
   alignas(8) uint64_t arrived[2];  // mbarriers: means, between
 };
 
-// Adds the codes of this block's channels over all pixels of the image, which begins at `x`; sums[channel] has them
-// behind the next barrier of the block.
+// Adds the codes of this block's channels over all pixels of the image, which begins at `x`; sums[channel]
+// has them behind the next barrier of the block.
 template <bool kSigned>
 __device__ __forceinline__ void SumPixels(const GateParams& p, const OwnUnits& own, const uint8_t* x,
                                           int (&sums)[kGateThreads * 4]) {
@@ -99,8 +100,8 @@ __device__ __forceinline__ void SumPixels(const GateParams& p, const OwnUnits& o
   }
 }
 
-// The outputs [begin, end) of a product of codes in shared memory, to made[output]. A warp sums kAtOnce of them at a
-// time, its lanes 16 bytes along K each.
+// The outputs [begin, end) of a product of codes in shared memory, to made[output]. A warp sums kAtOnce of
+// them at a time, its lanes 16 bytes along K each.
 template <bool kSigned>
 __device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes, int begin, int end,
                                             uint8_t* made) {
@@ -191,14 +192,15 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   SendToAll(own, state.made, state.means, &state.arrived[0]);
   WaitBarrier(SharedAddress(&state.arrived[0]), 0);
 
+  __syncthreads();  // all have sent what is overwritten now
   // Past the last output there are zeros, which count nothing.
   if (thread < units_between * kUnit - p.first.n) state.made[p.first.n + thread] = 0;
-  __syncthreads();
   const int last = min(p.first.n, (own_between.first + own_between.count) * kUnit);
   MakeOutputs(p.first, state.means, own_between.first * kUnit, last, state.made);
   __syncthreads();
   SendToAll(own_between, state.made, state.between, &state.arrived[1]);
   WaitBarrier(SharedAddress(&state.arrived[1]), 0);
+  __syncthreads();  // as above
 
   MakeOutputs(p.second, state.between, own.first * kUnit, (own.first + own.count) * kUnit, state.made);
   LetSuccessorsStart();
@@ -250,7 +252,8 @@ bool FitsGate(const GlobalAveragePoolNode& pool, const ConvSpec& first, const Co
          between <= kMostBetween && mul.kind == BinaryKind::kMul && mul.quantizer.quantized;
 }
 
-// Few images: each reads all weights. Few pixels: some blocks may have none of them.
+// Few images: each reads all weights. Few pixels: of few channels some blocks have none. Where either ends is
+// a guess: no GPU was at hand.
 std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const TensorShape> fed) {
   constexpr int64_t kMostImages = 32, kMostPixels = 1024;
   const std::vector<int64_t>& dims = fed[0].dims;

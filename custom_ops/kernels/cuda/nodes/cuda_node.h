@@ -137,18 +137,24 @@ bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const Binar
 std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
                                          const BinaryNode& add, bool made_first, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
-// A squeeze-and-excitation block: LowBitGlobalAveragePool, two convolutions in a row, LowBitLookup, and LowBitMul by what
-// that has, each the only reader of the one before. Fed: what is averaged, what is multiplied. At each shape they are one
-// kernel or, as ever, a launch or two for each but the table. `gate_first`: what the table has is the first factor.
-bool FusesGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
-               const LookupNode& lookup, const BinaryNode& mul, const Device& device);
+// A squeeze-and-excitation block, each node the only reader of the one before. Fed: what is averaged, what is
+// multiplied. At each shape they are one kernel or, as ever, a launch or two for each but the tables.
+struct GateNodes {
+  const GlobalAveragePoolNode& pool;
+  const MatmulNode& first;
+  const LookupNode* between;  // null: nothing stands between the convolutions
+  const MatmulNode& second;
+  const LookupNode& last;
+  const BinaryNode& mul;
+  bool gate_first;  // what the last table has is the first factor
+};
 struct GateChoosers {
   ConvChooser first, second;
 };
-std::unique_ptr<PackedNode> PackGate(const GlobalAveragePoolNode& pool, const MatmulNode& first,
-                                     const MatmulNode& second, const LookupNode& lookup,
-                                     const BinaryNode& mul, bool gate_first, const Device& device,
+bool FusesGate(const GateNodes& nodes, const Device& device);
+std::unique_ptr<PackedNode> PackGate(const GateNodes& nodes, const Device& device,
                                      const GateChoosers& choosers, std::span<const uint8_t> packed = {});
+
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.

@@ -206,17 +206,20 @@ NodeSpec WithoutWeights(MatmulNode node) {
 
 class PackedGate final : public PackedNode {
  public:
-  PackedGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
-             const LookupNode& lookup, const BinaryNode& mul, bool gate_first, const Device& device,
-             const GateChoosers& choosers, std::span<const uint8_t> packed)
-      : specs_{pool, WithoutWeights(first), WithoutWeights(second)},
-        gate_first_(gate_first),
-        pool_(PackNode(pool, device)),
-        first_(first, device, choosers.first, Part(packed, true)),
-        second_(second, device, choosers.second, Part(packed, false), StoredAs{{}, lookup.table, {}}),
-        mul_(PackNode(mul, device)),
-        gate_{pool, first_.Conv(), second_.Conv(), mul.spec, gate_first},
-        gate_type_(lookup.y_signed ? ElementType::kInt8 : ElementType::kUInt8) {}
+  PackedGate(const GateNodes& nodes, const Device& device, const GateChoosers& choosers,
+             std::span<const uint8_t> packed)
+      : specs_{nodes.pool, WithoutWeights(nodes.first), WithoutWeights(nodes.second)},
+        gate_first_(nodes.gate_first),
+        pool_(PackNode(nodes.pool, device)),
+        first_(nodes.first, device, choosers.first, Part(packed, true),
+               StoredAs{{}, nodes.between != nullptr ? nodes.between->table : std::vector<uint8_t>(), {}}),
+        second_(nodes.second, device, choosers.second, Part(packed, false),
+                StoredAs{{}, nodes.last.table, {}}),
+        mul_(PackNode(nodes.mul, device)),
+        gate_{nodes.pool, first_.Conv(), second_.Conv(), nodes.mul.spec, nodes.gate_first} {
+    if (nodes.between != nullptr) tables_[1] = TypeOf(*nodes.between);
+    tables_[2] = TypeOf(nodes.last);
+  }
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 2, "a gate was fed ", fed.size(), " tensors, expected 2");
@@ -226,6 +229,9 @@ class PackedGate final : public PackedNode {
   std::vector<uint8_t> Packed() const override { return Joined(first_, second_); }
 
  private:
+  static ElementType TypeOf(const LookupNode& lookup) {
+    return lookup.y_signed ? ElementType::kInt8 : ElementType::kUInt8;
+  }
   // What the steps make lies in the workspace one after the other, before what any of the launches needs.
   NodePlanPtr PlanSteps(Shapes fed, const TensorShape& y) const {
     const PackedNode* const steps[] = {pool_.get(), &first_, &second_};
@@ -235,7 +241,9 @@ class PackedGate final : public PackedNode {
     size_t made_bytes = 0;
     for (size_t i = 0; i < at.size(); ++i) {
       TensorShape next = OutputOf(specs_[i], std::span(&made, 1));
-      if (i + 1 == at.size()) next.type = gate_type_;
+
+      next.type = tables_[i].value_or(next.type);
+
       plans[i] = steps[i]->Plan(std::span(&made, 1), next);
       at[i] = made_bytes;
       made_bytes += static_cast<size_t>(RoundUp(ElementCount(next.dims), 256));
@@ -269,8 +277,9 @@ class PackedGate final : public PackedNode {
   PackedNodePtr pool_;
   PackedMatmul first_, second_;
   PackedNodePtr mul_;
+
   Gate gate_;
-  ElementType gate_type_;
+  std::array<std::optional<ElementType>, 3> tables_;  // behind these: what codes become
 };
 
 class PackedResidualPair final : public PackedNode {
@@ -540,17 +549,16 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
       StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}, {}});
 }
 
-bool FusesGate(const GlobalAveragePoolNode& pool, const MatmulNode& first, const MatmulNode& second,
-               const LookupNode& lookup, const BinaryNode& mul, const Device& device) {
-  return !first.layout.is_gemm && !second.layout.is_gemm && FusesLookup(second, lookup) &&
-         FitsGate(pool, first.conv, second.conv, mul.spec, device);
+bool FusesGate(const GateNodes& nodes, const Device& device) {
+  return !nodes.first.layout.is_gemm && !nodes.second.layout.is_gemm &&
+         (nodes.between == nullptr || FusesLookup(nodes.first, *nodes.between)) &&
+         FusesLookup(nodes.second, nodes.last) &&
+         FitsGate(nodes.pool, nodes.first.conv, nodes.second.conv, nodes.mul.spec, device);
 }
 
-std::unique_ptr<PackedNode> PackGate(const GlobalAveragePoolNode& pool, const MatmulNode& first,
-                                     const MatmulNode& second, const LookupNode& lookup,
-                                     const BinaryNode& mul, bool gate_first, const Device& device,
+std::unique_ptr<PackedNode> PackGate(const GateNodes& nodes, const Device& device,
                                      const GateChoosers& choosers, std::span<const uint8_t> packed) {
-  return std::make_unique<PackedGate>(pool, first, second, lookup, mul, gate_first, device, choosers, packed);
+  return std::make_unique<PackedGate>(nodes, device, choosers, packed);
 }
 
 bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
