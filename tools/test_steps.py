@@ -264,7 +264,8 @@ def cuda_build() -> Outcome:
     # What of tests/gpu is quick, and has every form of steps that store, add and map.
     tested = "block_of_a_detector or bias_and_addition or binary_network or attention or excite"
     on_emulated = ["tests/gpu/test_models.py", "-k", tested]
-    emulated = ["LOWBIT_TUNE=off", f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]
+    emulated = ["LOWBIT_TUNE=off", "LOWBIT_CUDA_TRIALS=1"]
+    emulated += [f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
         built(folder, "lowbit_cuda", "lowbit_cuda_host_test", "lowbit_emulated_cuda", *CUDA_EMULATED),

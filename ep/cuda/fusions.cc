@@ -1,6 +1,7 @@
 #include "ep/cuda/fusions.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -277,12 +278,13 @@ constexpr Fusion kFusions[] = {
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
     {"gate",
      "a squeeze-and-excitation block: means, two convolutions, a table, and the image times what it has",
-     kGate, FitsGate<true>, PackGate<true>},
-    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate<false>, PackGate<false>},
+     kGate, FitsGate<true>, PackGate<true>, true},
+    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate<false>, PackGate<false>,
+     true},
     {"mapped_gate", "the same with a table between the convolutions", kMappedGate, FitsGate<true>,
-     PackGate<true>},
+     PackGate<true>, true},
     {"mapped_gate_second", "the same, the image the first factor", kMappedGateSecond, FitsGate<false>,
-     PackGate<false>},
+     PackGate<false>, true},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},
 };
@@ -295,6 +297,16 @@ void RequireKnownKernels() {
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }
 
+namespace {
+bool TakesTrials() {
+  static const bool takes = [] {
+    const char* const text = std::getenv("LOWBIT_CUDA_TRIALS");
+    return text != nullptr && std::string_view(text) == "1";
+  }();
+  return takes;
+}
+}  // namespace
+
 size_t MostOfWhole(std::string_view first_op) {
   return Is(Part::kGlobalPool, first_op) ? std::size(kMappedGate) : 0;
 }
@@ -306,7 +318,8 @@ const Fusion* FindFusion(std::span<const FusedNode> nodes) {
                         return Is(pattern.part, node.op) && node.reads == pattern.reads;
                       });
   });
-  return found == std::end(kFusions) || cuda::IsLeftOut(found->name) ? nullptr : &*found;
+  const bool is_there = found != std::end(kFusions) && !cuda::IsLeftOut(found->name);
+  return is_there && (!found->on_trial || TakesTrials()) ? &*found : nullptr;
 }
 
 // A node that reads anything of those before it reads all that none has read yet.

@@ -48,6 +48,8 @@ struct Fusion {
   // The step. `packed`: as of Backend::CreateStep. Throws Error.
   std::unique_ptr<cuda::PackedNode> (*pack)(Specs specs, const cuda::Device& device, Tuner& tuner,
                                             std::span<const uint8_t> packed);
+  // Its kernel ran on the emulated GPU alone so far: it is taken where LOWBIT_CUDA_TRIALS is 1.
+  bool on_trial = false;
 };
 
 // By which LOWBIT_CUDA_WITHOUT leaves out that tensors get channels (ep/region/channels.h).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +336,7 @@ def test_squeeze_and_excite(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One step; one kernel, too, where images are few and small."""
+    """One step on trial; one kernel, too, where images are few and small."""
     net = Network(3)
     net.rng = np.random.default_rng(wide)
     y = net.layer(net.grid("x"), 3, wide, 3)
@@ -362,6 +363,8 @@ def test_squeeze_and_excite(
     ):
         feeds = {"x": images(*shape, seed=wide)}
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        if os.environ.get("LOWBIT_CUDA_TRIALS") != "1":
+            continue
         (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) >= 5]
         assert (step["kernel"] == "gate") == is_one, step
 

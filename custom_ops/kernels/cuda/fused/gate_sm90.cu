@@ -46,14 +46,7 @@ struct GateParams {
   CodeRounder rounder;
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The units of a block, of `count` that the blocks of a cluster share.
-struct OwnUnits {
-  int first, count;
-  __device__ __forceinline__ OwnUnits(int all, int rank)
-      : first(all * rank / kRanks), count(all * (rank + 1) / kRanks - first) {}
-};
-
+// More than kernels may have as variables, since they may ask for all that there is besides.
 struct GateState {
   alignas(16) uint8_t means[kMostGateChannels];
   alignas(16) uint8_t between[kMostBetween];
@@ -61,6 +54,14 @@ struct GateState {
   float gates[kMostOwn];
   int sums[kGateThreads * 4];
   alignas(8) uint64_t arrived[2];  // mbarriers: means, between
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The units of a block, of `count` that the blocks of a cluster share.
+struct OwnUnits {
+  int first, count;
+  __device__ __forceinline__ OwnUnits(int all, int rank)
+      : first(all * rank / kRanks), count(all * (rank + 1) / kRanks - first) {}
 };
 
 // Adds the codes of this block's channels over all pixels of the image, which begins at `x`; sums[channel]
@@ -161,7 +162,8 @@ static_assert(kMostOwn / kUnit * kRanks <= kGateThreads);
 template <bool kFast>
 __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_constant__ GateParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ GateState state;
+  LOWBIT_DYNAMIC_SHARED(shared, 16);
+  GateState& state = *reinterpret_cast<GateState*>(shared);
   const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kRanks,
             image = static_cast<int>(blockIdx.x) / kRanks;
   const int units_between = (p.first.n + kUnit - 1) / kUnit;
@@ -291,7 +293,7 @@ std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const Tenso
     own.y = static_cast<uint8_t*>(run.y);
     RequireAligned({own.x, own.scaled, own.y});
     const LaunchOptions options{run.queue, device};
-    const LaunchShape shape = {Dim(own.images * kRanks), kGateThreads, 0, Dim(kRanks)};
+    const LaunchShape shape = {Dim(own.images * kRanks), kGateThreads, sizeof(GateState), Dim(kRanks)};
     Check(fast ? LaunchKernel<SqueezeExcite<true>>(options, shape, own)
                : LaunchKernel<SqueezeExcite<false>>(options, shape, own),
           "launching a gate");
