@@ -162,13 +162,12 @@ FAMILIES = {
     ),
     "bits": Family(
         "bits: patches of halo, cut into planes of bits",
-        "Windows of stride 1 whose weights have 1 or 2 bits and whose codes have 1 to 4, as many as fewer "
-        "than 8 products of bits. A block holds what one of `halo` holds, its weights as planes of bits, and "
-        "the planes of the patch, which its threads cut once for all taps; a step along K is two words of "
-        "128 channels each.",
+        "Windows of stride 1 whose weights have one bit and whose codes have 1 or 2. A block holds what one "
+        "of `halo` holds, its weights as bits, and the planes of the patch, which its threads cut once for "
+        "all taps; a step along K is two words of 128 channels each.",
         "shared memory of a block",
         [
-            Group("fetched once", [Cell("planes of weights, ones", "weights", 2.2)]),
+            Group("fetched once", [Cell("bits of weights, ones", "weights", 2.2)]),
             Group("slots", [Cell("slab", "pixels"), Cell("slab", "pixels")]),
             Group("planes of patches i, i + 1", [Cell("bits", "pixels"), Cell("bits", "pixels")]),
             Group("of each warpgroup", [Cell("codes", "codes"), Cell("codes", "codes")]),

@@ -9,31 +9,27 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int64_t kRows = 128;              // of a plane are a multiple of these: whole tiles
+constexpr int64_t kRows = 128;              // there is a multiple of these: whole tiles
 constexpr int64_t kBlockBytes = 227 << 10;  // of shared memory, on sm_90
 
 int64_t Words(const ConvGeometry& g) { return CeilDiv(g.in_channels, kBitWord); }
 int64_t Steps(const ConvGeometry& g) { return CeilDiv(g.Taps() * Words(g), 2); }
-int64_t PlaneRows(const ConvGeometry& g) { return RoundUp(g.out_channels, kRows); }
-int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
-  return Steps(g) * bits.planes * PlaneRows(g) * kBitRowBytes;
-}
+int64_t Rows(const ConvGeometry& g) { return RoundUp(g.out_channels, kRows); }
+int64_t OnesOffset(const ConvGeometry& g) { return Steps(g) * Rows(g) * kBitRowBytes; }
 
-// Products of bits take an eighth of the time of those of bytes.
+// Products of bits take an eighth of the time of those of bytes; four of them, of 2 by 2 bits or 1 by 4, were slower
+// than those of bytes nearly everywhere.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
-  return x.encoding == Encoding::kUnsigned && x.bits <= 4 && bits.planes > 0 && g.group == 1 &&
-         !g.transposed && bits.planes * BitsOfInstance(bits.planes, x.bits) < 8 && g.in_channels % 64 == 0 &&
-         g.stride_h == 1 && g.stride_w == 1 && g.Taps() > 1;
+  return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit == 1 && g.group == 1 && !g.transposed &&
+         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1 && g.Taps() > 1;
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
   return device.capability == 90 && Fits(g, x, bits);
 }
 
-// [step][plane][rows in eights][word][8][16], then the rows of ones of each step.
-int64_t WeightBytes(const ConvGeometry& g, const WeightBits& bits) {
-  return OnesOffset(g, bits) + Steps(g) * kOnesRows * kBitRowBytes;
-}
+// [step][rows in eights][word][8][16], then the rows of ones of each step.
+int64_t WeightBytes(const ConvGeometry& g) { return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes; }
 
 // Where the bits of the first row of B lie: byte and mask of each along K, steps being so far apart. The words of
 // channels come one after the other, each with all taps.
@@ -57,20 +53,17 @@ std::vector<BitPlace> BitPlaces(const ConvGeometry& g, int64_t step_bytes) {
 int64_t RowOffset(int64_t row) { return row / 8 * 8 * kBitRowBytes + row % 8 * kBitWordBytes; }
 
 void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out) {
-  const int64_t k = g.K(), plane_bytes = PlaneRows(g) * kBitRowBytes;
-  const std::vector<BitPlace> places = BitPlaces(g, bits.planes * plane_bytes);
+  const int64_t k = g.K();
+  const std::vector<BitPlace> places = BitPlaces(g, Rows(g) * kBitRowBytes);
   for (int64_t c = 0; c < g.out_channels; ++c) {
     const int8_t* const values = w.values.data() + c * k;
     uint8_t* const row = out + RowOffset(InterleavedRow(static_cast<int>(c)));
     for (int64_t i = 0; i < k; ++i) {
-      const int value = (values[i] - bits.lowest) >> bits.shift;
       const auto& [at, mask] = places[static_cast<size_t>(i)];
-      if ((value & 1) != 0) row[at] |= mask;
-      if ((value & 2) != 0) row[at + plane_bytes] |= mask;
+      if (values[i] != bits.lowest) row[at] |= mask;
     }
   }
-  static_assert(kMostPlanes == 2);
-  uint8_t* const ones = out + OnesOffset(g, bits);
+  uint8_t* const ones = out + OnesOffset(g);
   const std::vector<BitPlace> of_ones = BitPlaces(g, kOnesRows * kBitRowBytes);
   for (int64_t row = 0; row < 8; ++row) {  // all that a thread may have in its first two columns
     for (const auto& [at, mask] : of_ones) ones[at + RowOffset(row)] |= mask;
@@ -78,7 +71,7 @@ void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bit
 }
 
 constexpr const char* kNoFewBits =
-    "signed codes, as many products of bits as of bytes, a stride, or channels that are no multiple of 64";
+    "signed codes, weights or codes of more bits, a stride, or channels that are no multiple of 64";
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
   // Whose codes are read once, and are no less to read than by kernels of bytes: 1.1 to 1.5 times as slow.
@@ -93,8 +86,6 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
              : "";
 }
 
-int Bits(const ConvProblem& problem) { return BitsOfInstance(problem.w_bits.planes, problem.x.bits); }
-
 int64_t Places(const HaloLine& line, const ConvConfig& config) {
   return int64_t{line.Rows(config.tile_m)} * line.pitch;
 }
@@ -102,9 +93,9 @@ int64_t Places(const HaloLine& line, const ConvConfig& config) {
 // Behind weights, so many slots, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
   const HaloLine line = LineOf(problem);
-  return Steps(problem.geometry) * BitStepBytes(config.tile_n, problem.w_bits.planes) +
+  return Steps(problem.geometry) * BitStepBytes(config.tile_n) +
          int64_t{slots} * line.PlaneBytes(config.tile_m) +
-         config.stages * Bits(problem) * Words(problem.geometry) * Places(line, config) * kBitWordBytes;
+         config.stages * problem.x.bits * Words(problem.geometry) * Places(line, config) * kBitWordBytes;
 }
 int64_t BytesWith(const ConvProblem& problem, const ConvConfig& config, int slots) {
   return 1024 + StagingOffset(problem, config, slots) + config.tile_m * (config.tile_n + 16);
@@ -123,7 +114,7 @@ int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
 // How many blocks share a multiprocessor.
 int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const int threads = config.tile_m * 2 + 32;
-  const int most_threads = MaxBitTiles(config.tile_n, problem.w_bits.planes, Bits(problem)) * 128 + 32;
+  const int most_threads = MaxBitTiles(config.tile_n, problem.x.bits) * 128 + 32;
   const int by_registers = most_threads / threads;
   const int by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
   return std::max(1, std::min(by_registers, by_shared));
@@ -139,7 +130,7 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
       problem,
       {.row = &kBitsRow,
        .widths = kWidths,
-       .most_tiles = [&](int n) { return MaxBitTiles(n, problem.w_bits.planes, Bits(problem)); },
+       .most_tiles = [&](int n) { return MaxBitTiles(n, problem.x.bits); },
        .shared_bytes = [&](const ConvConfig& config) { return SharedBytesOf(problem, config); },
        .at_once = [&](const ConvConfig& config) { return BlocksAtOnce(problem, config, device); }},
       device, out);
@@ -148,17 +139,16 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
 // Fitted to 139 times on an H100, 7 % off in the mean.
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const HaloLine line = LineOf(problem);
-  const int planes = problem.w_bits.planes;
   const int64_t blocks = Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
                 each = CeilDiv(line.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
-  const double products = 0.49 * steps * Bits(problem) * (planes * tile_n + kOnesRows) / 2;
+  const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
   const double patch = static_cast<double>(line.slabs) * line.PlaneBytes(config.tile_m),
                cut = 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
-  const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n, planes) + 0.022 * patch);
+  const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n) + 0.022 * patch);
   const double rounds =
       static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * line.slabs + cut + products * tiles);
   const double work =
@@ -170,9 +160,8 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   const ConvGeometry& g = problem.geometry;
   const HaloLine line = LineOf(problem);
   BitsParams bits = {HaloParamsOf(problem, config, true)};
-  bits.planes = problem.w_bits.planes;
-  bits.x_bits = Bits(problem);
-  bits.rows = static_cast<int>(PlaneRows(g));
+  bits.x_bits = problem.x.bits;
+  bits.rows = static_cast<int>(Rows(g));
   bits.w_shift = problem.w_bits.shift;
   bits.w_lowest = problem.w_bits.lowest;
   bits.k_tiles = static_cast<int>(Steps(g));
@@ -195,8 +184,7 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   bits.staging_offset = static_cast<int>(StagingOffset(problem, config, bits.slots));
   bits.shares = ShareTiles(bits.tiles, Blocks(problem, config, device));
   return LauncherOf(bits, config,
-                    [ones = OnesOffset(g, problem.w_bits)](BitsParams p, const ConvConfig& of,
-                                                           const LaunchOptions& options) {
+                    [ones = OnesOffset(g)](BitsParams p, const ConvConfig& of, const LaunchOptions& options) {
                       p.ones = p.weights + ones;
                       return LaunchBits(p, of, options);
                     });
@@ -207,7 +195,7 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
 const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
 
 const ConvRow kBitsRow = {
-    {"bits", "sm_90a", "stride 1, 1 to 2 bits of weights by 1 to 4 of codes: population counts on wgmma"},
+    {"bits", "sm_90a", "stride 1, 1 bit of weights by 1 or 2 of codes: population counts on wgmma"},
     {.refuse = Refuse,
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,

@@ -1,9 +1,8 @@
-// Convolutions of stride 1 whose weights and codes have few bits, for Hopper (sm_90a), where a product of 256
-// bits takes the time of one of 32 bytes. With the codes q = sum of 2^i q_i and the weights
-// w = lowest + 2^shift * (sum of 2^j w_j),
-//   sum of q w = 2^shift * (sum over i, j of 2^(i + j) * popcount(q_i AND w_j)) + lowest * (sum of q).
-// Products of one power of two share sums, and ones in the place of weights count the bits of q_i for the last
-// term.
+// Convolutions of stride 1 whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a
+// product of 256 bits takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
+// w = lowest + 2^shift * b,
+//   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
+// and ones in the place of weights count the bits of q for the last term.
 //
 // Codes come as bytes, in the patches of halo_sm90.cu. A block's threads cut a patch into planes of bits once,
 // whatever the window has taps: 128 channels of a place are a word of 16 bytes of each plane, the words of
@@ -26,49 +25,34 @@ __device__ __forceinline__ unsigned Select(unsigned mask, unsigned a, unsigned b
 // (BitOfChannel).
 template <int kBits>
 __device__ __forceinline__ void SliceCodes(const uint4& low, const uint4& high, unsigned (&planes)[kBits]) {
+  static_assert(kBits == 1 || kBits == 2);
+  const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
+                 odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
   if constexpr (kBits == 1) {
-    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
-                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
     planes[0] = even + 2 * odd;
-  } else if constexpr (kBits == 2) {
-    const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
-                   odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
+  } else {
     planes[0] = Select(0x55555555u, even, odd << 1);
     planes[1] = Select(0x55555555u, even >> 1, odd);
-  } else {
-    static_assert(kBits == 4);
-    const unsigned a = low.x + low.z * 16, b = high.x + high.z * 16, c = low.y + low.w * 16,
-                   d = high.y + high.w * 16;
-    const unsigned first[] = {Select(0x55555555u, a, b << 1), Select(0x55555555u, a >> 1, b)},
-                   second[] = {Select(0x55555555u, c, d << 1), Select(0x55555555u, c >> 1, d)};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      planes[i] = Select(0x33333333u, first[i], second[i] << 2);
-      planes[i + 2] = Select(0x33333333u, first[i] >> 2, second[i]);
-    }
   }
 }
 
-// The sum of 2^i * counts[i][at] for i < kCount.
-template <int kCount, int kPowers, int kSums>
-__device__ __forceinline__ int SumOfPowers(const int (&counts)[kPowers][kSums], int at) {
-  int sum = counts[kCount - 1][at];
-#pragma unroll
-  for (int i = kCount - 2; i >= 0; --i) sum = 2 * sum + counts[i][at];
-  return sum;
+// The sum of 2^i * counts[i][at].
+template <int kBits, int kSums>
+__device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int at) {
+  return kBits == 1 ? counts[0][at] : counts[0][at] + 2 * counts[kBits - 1][at];
 }
 
-template <int kTileN, int kPlanes, int kBits, Finish kFinish>
-struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish> {
-  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMaxBitSlots, kFinish>;
+template <int kTileN, int kBits, Finish kFinish>
+struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
+  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
   using Patches::at, Patches::behind_weights, Patches::column, Patches::fixed, Patches::groups,
       Patches::kSums, Patches::own, Patches::patch, Patches::patches, Patches::tile, Patches::tiles,
       Patches::weights;
-  static constexpr int kPlaneBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
-                       kStepBytes = BitStepBytes(kTileN, kPlanes), kPowers = kPlanes + kBits - 1,
+  static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
+                       kStepBytes = BitStepBytes(kTileN),
                        kCutBarrier = 8;  // behind those of warpgroups
-  // Behind a thread's sums of channels, those of rows of ones.
-  using PowerSums = int[kPowers][kSums + kOnesRows / 2];
+  // Of each plane of codes; behind a thread's sums of channels those of rows of ones.
+  using Counts = int[kBits][kSums + kOnesRows / 2];
 
   const BitsParams& bits;
   // Slabs of all patches pass through the slots.
@@ -85,13 +69,8 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMa
           for (int i = 0; i < bits.slots; ++i) InitBarrier(empty(i), 4 * groups);
         },
         [&](int k, uint32_t target, uint32_t barrier) {
-#pragma unroll
-          for (int plane = 0; plane < kPlanes; ++plane) {
-            BulkCopy(target + plane * kPlaneBytes + (plane > 0 ? kOnesBytes : 0),
-                     bits.weights + ((k * kPlanes + plane) * bits.rows + at.n0) * kBitRowBytes, kPlaneBytes,
-                     barrier);
-          }
-          BulkCopy(target + kPlaneBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
+          BulkCopy(target, bits.weights + (k * bits.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
+          BulkCopy(target + kRowsBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
         },
         [&] {
           static_assert(kMaxBitSlots <= 4, "a warp for each slot");
@@ -128,27 +107,27 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMa
   __device__ __forceinline__ void MakeTile() {
     const int planes = all_planes + patch % bits.stages * kBits * bit_plane_bytes;
     CutPatch(planes);
-    PowerSums counts = {};
+    Counts counts = {};
     // A warpgroup without a tile multiplies one again: around products the compiler wants no branch.
     const int first = min(tile, tiles.last - 1) * 64 - this->FirstLine(patch) * bits.pitch;
     AddSteps(weights.at + planes + first * kBitWordBytes, counts);
     if (tile >= tiles.last) return;
     int sums[kSums];
     // A thread's rows, eight apart.
-    const int of_codes[] = {SumOfPowers<kBits>(counts, kSums), SumOfPowers<kBits>(counts, kSums + 2)};
+    const int of_codes[] = {SumOfBits(counts, kSums), SumOfBits(counts, kSums + 2)};
     BeginWithBias(fixed.state, column, sums);
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
-      sums[j] += (SumOfPowers<kPowers>(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
+      sums[j] += (SumOfBits(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
     }
     this->AddPadding(sums);
     this->Finish(sums);
   }
 
  private:
-  static __device__ __forceinline__ void Hold(PowerSums& counts) {
+  static __device__ __forceinline__ void Hold(Counts& counts) {
 #pragma unroll
-    for (auto& of_power : counts) HoldRegisters(of_power);
+    for (auto& of_plane : counts) HoldRegisters(of_plane);
   }
 
   // By a warp.
@@ -210,7 +189,7 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMa
   }
 
   // Adds the products of all steps with the planes whose first place is at `source`.
-  __device__ __forceinline__ void AddSteps(uint32_t source, PowerSums& counts) {
+  __device__ __forceinline__ void AddSteps(uint32_t source, Counts& counts) {
     const uint32_t a = (source & 0x3FFFF) >> 4;
     uint64_t b = PlainDescriptor(weights.at);
     Hold(counts);
@@ -221,12 +200,7 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMa
       const uint32_t part = a + bits.step[step];
 #pragma unroll
       for (int i = 0; i < kBits; ++i) {
-        const uint64_t of_plane = PlacesDescriptor(part + i * (bit_plane_bytes >> 4));
-        MultiplyBits<kTileN + kOnesRows>(counts[i], of_plane, b);
-#pragma unroll
-        for (int plane = 1; plane < kPlanes; ++plane) {
-          MultiplyBits<kTileN>(counts[i + plane], of_plane, b + ((plane * kPlaneBytes + kOnesBytes) >> 4));
-        }
+        MultiplyBits<kTileN + kOnesRows>(counts[i], PlacesDescriptor(part + i * (bit_plane_bytes >> 4)), b);
       }
     }
     WgmmaCommit();
@@ -237,11 +211,11 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN, kPlanes), 2 * kMa
 };
 #endif
 
-template <int kTileN, int kPlanes, int kBits, Finish kFinish>
-__global__ void __launch_bounds__(MaxBitTiles(kTileN, kPlanes, kBits) * 128 + 32, 1)
+template <int kTileN, int kBits, Finish kFinish>
+__global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = BitPatches<kTileN, kPlanes, kBits, kFinish>;
+  using Pipeline = BitPatches<kTileN, kBits, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{{p, map, fixed, SharedTiles(unaligned)}, p});
@@ -258,13 +232,13 @@ Finish InstanceOf(const EpilogueParams& e) {
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
 
-template <int kTileN, int kPlanes, int kBits>
+template <int kTileN, int kBits>
 cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const CUtensorMap& map,
                            const LaunchOptions& options) {
   using enum Finish;
   return std::visit(
       [&](auto finish) {
-        return LaunchKernel<ConvBits<kTileN, kPlanes, kBits, finish>>(
+        return LaunchKernel<ConvBits<kTileN, kBits, finish>>(
             options,
             {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
             map);
@@ -277,21 +251,14 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.slots < 1 || p.slots > kMaxBitSlots || p.patch_rows > kMaxHaloRows ||
       p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.planes, p.x_bits)) {
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits)) {
     return cudaErrorInvalidValue;
   }
   CUtensorMap map;
   if (const cudaError_t error = EncodeRows(p, &map); error != cudaSuccess) return error;
-  const auto launch = [&]<int kTileN, int kPlanes, int kBits>() {
-    return LaunchInstance<kTileN, kPlanes, kBits>(p, config, map, options);
-  };
-  const bool is_wide = config.tile_n == 128;
-  if (p.planes == 1 && p.x_bits == 1)
-    return is_wide ? launch.template operator()<128, 1, 1>() : launch.template operator()<64, 1, 1>();
-  if (p.planes == 1 && p.x_bits == 2)
-    return is_wide ? launch.template operator()<128, 1, 2>() : launch.template operator()<64, 1, 2>();
-  if (is_wide) return cudaErrorInvalidValue;
-  return p.planes == 2 ? launch.template operator()<64, 2, 2>() : launch.template operator()<64, 1, 4>();
+  return std::visit(
+      [&](auto tile_n, auto x_bits) { return LaunchInstance<tile_n, x_bits>(p, config, map, options); },
+      OneOf<64, 128>(config.tile_n), OneOf<1, 2>(p.x_bits));
 }
 
 }  // namespace lowbit::cuda

@@ -68,8 +68,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3743424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
-           rises = 0;  // "LBC7"
+  uint32_t magic = 0x3843424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBC8"
   WeightBits w_bits;
 };
 
@@ -82,8 +82,8 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
   Require(header.magic == expected.magic && header.has_w_zero <= 1 &&
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1 &&
-              header.float_lines <= 1 && header.rises <= 1 && header.w_bits.planes >= 0 &&
-              header.w_bits.planes <= kMostPlanes && header.w_bits.shift >= 0 && header.w_bits.shift < 8,
+              header.float_lines <= 1 && header.rises <= 1 && header.w_bits.fit >= 0 &&
+              header.w_bits.fit <= 1 && header.w_bits.shift >= 0 && header.w_bits.shift < 8,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -454,7 +454,7 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
   }
   for (auto& [layout, at] : own_weights_at_)
-    at = builder.Add(layout->bytes(g, w_bits_), [&](uint8_t* to) { layout->pack(g, weights, w_bits_, to); });
+    at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, w_bits_, to); });
 }
 
 // The sums of products count the taps outside of the image as if the zero point lay there, for the bias has

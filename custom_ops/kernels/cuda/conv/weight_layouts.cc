@@ -1,10 +1,8 @@
 #include "kernels/cuda/conv/weight_layouts.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
-#include <utility>
 
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/weight_rows.h"
@@ -46,20 +44,17 @@ WeightBits BitsOf(const Int8Weights& weights) {
       std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t zero) { return zero != 0; })) {
     return bits;
   }
-  // Weights of 8 bits have more values than so many planes tell apart within their first few.
-  std::vector<int8_t> values;
-  std::array<bool, 256> seen = {};
-  for (const int8_t value : weights.values) {
-    if (std::exchange(seen[static_cast<uint8_t>(value)], true)) continue;
-    if (values.size() == size_t{1} << kMostPlanes) return bits;
-    values.push_back(value);
-  }
-  bits.lowest = *std::min_element(values.begin(), values.end());
-  uint32_t all = 0;
-  for (const int8_t value : values) all |= static_cast<uint32_t>(value - bits.lowest);
-  bits.shift = all == 0 ? 0 : std::countr_zero(all);
-  const int planes = std::max(1, static_cast<int>(std::bit_width(all >> bits.shift)));
-  bits.planes = planes <= kMostPlanes ? planes : 0;
+  // Weights of more bits have a third value within their first few.
+  const int8_t first = weights.values.front();
+  const auto second =
+      std::find_if(weights.values.begin(), weights.values.end(), [&](int8_t w) { return w != first; });
+  const int8_t other = second == weights.values.end() ? first : *second;
+  if (std::any_of(second, weights.values.end(), [&](int8_t w) { return w != first && w != other; }))
+    return bits;
+  bits.lowest = std::min(first, other);
+  const auto apart = static_cast<uint32_t>(std::max(first, other) - bits.lowest);
+  bits.shift = apart == 0 ? 0 : std::countr_zero(apart);
+  bits.fit = apart >> bits.shift <= 1 ? 1 : 0;
   return bits;
 }
 

@@ -20,13 +20,13 @@ struct Int8Weights {
 
 Int8Weights ToInt8(const ConvSpec& spec);
 
-// Weights as sums of bits: w = lowest + 2^shift * (b_0 + 2 b_1 + ...).
+// Weights of two values as bits: w = lowest + 2^shift * b.
 struct WeightBits {
-  int planes = 0;  // bits of each; 0: they are more than kMostPlanes, or zero points stay outside of them
+  // 1, or 0: there are more values, they are no power of 2 apart, or zero points stay outside of them.
+  int fit = 0;
   int shift = 0;
   int32_t lowest = 0;
 };
-inline constexpr int kMostPlanes = 2;
 
 WeightBits BitsOf(const Int8Weights& weights);
 
@@ -41,7 +41,7 @@ inline int64_t PaddedColumns(int64_t channels) { return RoundUp(channels, 32); }
 // applies.
 struct WeightLayout {
   bool (*applies)(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device);
-  int64_t (*bytes)(const ConvGeometry& g, const WeightBits& bits);
+  int64_t (*bytes)(const ConvGeometry& g);
   // `out` comes filled with 0, which stays where the layout has room for more than the weights.
   void (*pack)(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out);
 };

@@ -88,21 +88,16 @@ __device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a
   }
 }
 
-// As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b, for the first kN / 2 sums of d.
-template <int kN, int kSums>
-__device__ __forceinline__ void MultiplyBits(int (&d)[kSums], uint64_t a, uint64_t b) {
-  static_assert(kN <= 2 * kSums);
+// As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b.
+template <int kN>
+__device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b) {
 #define LOWBIT_WGMMA_BITS(n, sums, operands, ...)                                                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", 1;" \
                : __VA_ARGS__                                                                                 \
                : "l"(a), "l"(b))
-  if constexpr (kN == 64) {
-    LOWBIT_WGMMA_BITS(64, LOWBIT_OPERANDS_32, "%32, %33", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16));
-  } else if constexpr (kN == 80) {
+  if constexpr (kN == 80) {
     LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "%40, %41", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
                       LOWBIT_SUMS_8(32));
-  } else if constexpr (kN == 128) {
-    LOWBIT_WGMMA_BITS(128, LOWBIT_OPERANDS_64, "%64, %65", LOWBIT_SUMS_64(0));
   } else {
     static_assert(kN == 144);
     LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "%72, %73", LOWBIT_SUMS_64(0), LOWBIT_SUMS_8(64));

@@ -421,7 +421,7 @@ class Generator : public cuda::Draws {
 
  private:
   static bool HasFewBits(const ConvSpec& spec) {
-    return spec.x.encoding != Encoding::kSigned && spec.x.bits <= 4 && spec.w.bits <= 2;
+    return spec.x.encoding != Encoding::kSigned && spec.x.bits <= 2 && spec.w.bits <= 2;
   }
 
   // As binary networks have it: no zero points, and weights that may be doubled.

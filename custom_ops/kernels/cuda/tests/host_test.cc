@@ -617,25 +617,21 @@ ConvSpec StemSpec(std::mt19937& random) {
 }
 
 // What the rows of cells in the registers' slots are multiplied with, as fused/stem_pool_sm90.cu has it.
-// Weights as planes of bits, and which of them run as such.
+// Weights as bits, and which of them run as such.
 void TestBits() {
   const auto bits_of = [](std::vector<int8_t> values, int32_t zero = 0) {
     Int8Weights weights;
     weights.values = std::move(values);
     weights.zero = {zero};
     const WeightBits bits = BitsOf(weights);
-    return std::vector<int>{bits.planes, bits.shift, bits.lowest};
+    return std::vector<int>{bits.fit, bits.shift, bits.lowest};
   };
   Expect(bits_of({1, -1, 1}) == std::vector<int>{1, 1, -1}, "bipolar");
   Expect(bits_of({-2, 2, 2}) == std::vector<int>{1, 2, -2}, "twice of them");
-  Expect(bits_of({0, -1, 1}) == std::vector<int>{2, 0, -1}, "ternary");
-  Expect(bits_of({-2, 1, 0}) == std::vector<int>{2, 0, -2}, "of two bits");
   Expect(bits_of({5, 5}) == std::vector<int>{1, 0, 5}, "all the same");
   Expect(bits_of({-3, 1})[0] == 1 && bits_of({-128, 0})[0] == 1, "two values a power of 2 apart");
-  Expect(bits_of({-4, -3, 0})[0] == 0 && bits_of({1, -1}, 3)[0] == 0 && bits_of({})[0] == 0, "no few bits");
-  for (const int planes : {1, 2}) {
-    for (int bits = 1; bits <= 4; ++bits) Expect(BitsOfInstance(planes, bits) >= bits, "no bit is left out");
-  }
+  Expect(bits_of({-3, 0})[0] == 0 && bits_of({0, -1, 1})[0] == 0, "other two, ternary");
+  Expect(bits_of({1, -1}, 3)[0] == 0 && bits_of({})[0] == 0, "zero points, no weights");
 
   std::set<int> places;
   for (int channel = 0; channel < kBitUnit; ++channel) places.insert(BitOfChannel(channel));
@@ -648,11 +644,9 @@ void TestBits() {
   problem.geometry.kernel_h = problem.geometry.kernel_w = 3;
   problem.shape = {16, 16, 16, 14, 14};
   problem.x = {2, Encoding::kUnsigned};
-  problem.w_bits.planes = 1;
+  problem.w_bits.fit = 1;
   Expect(kBitsRow.refuse(problem, hopper).empty(), "w1a2");
   Expect(RankConfigs(problem, hopper).front().kernel == &kBitsRow, "an eighth of the products");
-  problem.w_bits.planes = 2;
-  Expect(kBitsRow.refuse(problem, hopper).empty(), "w2a2");
   for (const Device& device : Devices()) {
     Expect(kBitsRow.refuse(problem, device).empty() == (device.capability == 90), device.name);
   }
@@ -663,7 +657,7 @@ void TestBits() {
   pointwise.geometry.kernel_h = pointwise.geometry.kernel_w = 1;
   Expect(!kBitsRow.refuse(pointwise, hopper).empty(), "nothing is read twice");
   problem.x.bits = 3;
-  Expect(!kBitsRow.refuse(problem, hopper).empty(), "w2a3 has as many products as bytes");
+  Expect(!kBitsRow.refuse(problem, hopper).empty(), "codes of three bits");
   problem.x = {2, Encoding::kSigned};
   Expect(!kBitsRow.refuse(problem, hopper).empty(), "signed codes");
 }

@@ -42,9 +42,8 @@ void MultiplyRows(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
       {.sums = d, .n = 2 * kCount, .of = emulator::CodesOf(kSigned), .adds = kAdds, .a = 0, .b = b}, a);
 }
 
-template <int kN, int kCount>
-void MultiplyBits(int (&d)[kCount], uint64_t a, uint64_t b) {
-  static_assert(kN <= 2 * kCount);
+template <int kN>
+void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b) {
   emulator::Multiply({.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = true, .a = a, .b = b});
 }
 
