@@ -121,7 +121,7 @@ def main() -> None:
             print(Table("", table.columns, table.rows[-1:]).markdown(), flush=True)
     notes = [
         "Device time of a run, of many that are queued; the median of rounds in which both take turns.",
-        "A profiled run's kernels each run alone, where they otherwise start while the one before ends.",
+        "The kernels of a profiled run share its usual time, by what each takes alone.",
         "Outputs of the compiled model are those of the tuned session.",
     ]
     write("gpu_shipping", "A GPU's trace, and models compiled without a GPU", [table], notes, raw,

@@ -53,8 +53,9 @@ class GraphInstance final : public Instance {
   // The next run on another stream, and the destructor, wait for everything on `stream` until here.
   cudaError_t MarkEnd(cudaStream_t stream);
   void RunSteps(std::span<void* const> externals, cudaStream_t stream, StepTimes* times);
-  // One after the other in a graph of its own, with a measured event between any two, so that the device's time
-  // for each is what it takes alone. Waits for them.
+  // Twice in a graph of its own: as usual, and one after the other with a measured event between any two. A step's
+  // time is its share of the usual run's, by what it takes alone: a kernel that overlaps its predecessor has no time
+  // of its own. Waits for them.
   void RunTimed(std::span<void* const> externals, cudaStream_t stream, StepTimes& times) const;
   void Prepare(std::span<void* const> externals);
   void Capture(std::span<void* const> externals);
