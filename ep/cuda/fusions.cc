@@ -289,15 +289,6 @@ constexpr Fusion kFusions[] = {
      PackDequantized},
 };
 
-}  // namespace
-
-void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
-  for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
-  cuda::RequireKnownNames(cuda::LeftOutHere(), names);
-}
-
-namespace {
 bool TakesTrials() {
   static const bool takes = [] {
     const char* const text = std::getenv("LOWBIT_CUDA_TRIALS");
@@ -305,7 +296,14 @@ bool TakesTrials() {
   }();
   return takes;
 }
+
 }  // namespace
+
+void RequireKnownKernels() {
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
+  for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
+  cuda::RequireKnownNames(cuda::LeftOutHere(), names);
+}
 
 size_t MostOfWhole(std::string_view first_op) {
   return Is(Part::kGlobalPool, first_op) ? std::size(kMappedGate) : 0;

@@ -111,35 +111,24 @@ int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
   return static_cast<int>(std::min(BytesWith(problem, config, Slots(problem, config)), kMaxBytes));
 }
 
-// How many blocks share a multiprocessor.
-int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  const int threads = config.tile_m * 2 + 32;
-  const int most_threads = MaxBitTiles(config.tile_n, problem.x.bits) * 128 + 32;
-  const int by_registers = most_threads / threads;
-  const int by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
-  return std::max(1, std::min(by_registers, by_shared));
+// Of as many threads as an instance may have.
+int ByRegisters(const ConvProblem& problem, const ConvConfig& config) {
+  return (MaxBitTiles(config.tile_n, problem.x.bits) * 128 + 32) / (config.tile_m * 2 + 32);
 }
 
-int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
-}
+constexpr int kWidths[] = {64, 128};
+constexpr PatchFamily kPatches = {
+    &kBitsRow, kWidths,
+    [](const ConvProblem& problem, int tile_n) { return MaxBitTiles(tile_n, problem.x.bits); }, ByRegisters};
 
 void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
-  constexpr int kWidths[] = {64, 128};
-  AddPatchConfigs(
-      problem,
-      {.row = &kBitsRow,
-       .widths = kWidths,
-       .most_tiles = [&](int n) { return MaxBitTiles(n, problem.x.bits); },
-       .shared_bytes = [&](const ConvConfig& config) { return SharedBytesOf(problem, config); },
-       .at_once = [&](const ConvConfig& config) { return BlocksAtOnce(problem, config, device); }},
-      device, out);
+  kPatches.AddCandidates(problem, device, out);
 }
 
 // Fitted to 139 times on an H100, 7 % off in the mean.
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const HaloLine line = LineOf(problem);
-  const int64_t blocks = Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
+  const int64_t blocks = kPatches.Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
                 each = CeilDiv(line.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
@@ -172,8 +161,7 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   std::vector<int> from;
   for (int word = 0; word < bits.words; ++word) {
     for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      const int64_t place = tap / g.kernel_w * g.dilation_h * line.pitch + tap % g.kernel_w * g.dilation_w;
-      from.push_back(static_cast<int>(place) + word * bits.places);
+      from.push_back(static_cast<int>(PlaceOfTap(g, line, tap)) + word * bits.places);
     }
   }
   if (from.size() % 2 == 1) from.push_back(from.back());  // times weights that are 0
@@ -182,7 +170,7 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
     bits.step[step] = first | (second - first) << 16;
   }
   bits.staging_offset = static_cast<int>(StagingOffset(problem, config, bits.slots));
-  bits.shares = ShareTiles(bits.tiles, Blocks(problem, config, device));
+  bits.shares = ShareTiles(bits.tiles, kPatches.Blocks(problem, config, device));
   return LauncherOf(bits, config,
                     [ones = OnesOffset(g)](BitsParams p, const ConvConfig& of, const LaunchOptions& options) {
                       p.ones = p.weights + ones;

@@ -58,7 +58,7 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   const int taps = static_cast<int>(g.Taps());
   h.steps = taps * h.slabs;
   for (int tap = 0; tap < taps; ++tap) {
-    const int64_t place = tap / g.kernel_w * g.dilation_h * h.pitch + tap % g.kernel_w * g.dilation_w;
+    const int64_t place = PlaceOfTap(g, line, tap);
     for (int slab = 0; slab < h.slabs; ++slab) {
       h.step[slabs_first ? slab * taps + tap : tap * h.slabs + slab] =
           static_cast<int>(place * h.slab + slab * h.plane_bytes) / 16;
@@ -69,28 +69,44 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   return h;
 }
 
-int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_once, const Device& device) {
+int64_t PlaceOfTap(const ConvGeometry& g, const HaloLine& line, int64_t tap) {
+  return tap / g.kernel_w * g.dilation_h * line.pitch + tap % g.kernel_w * g.dilation_w;
+}
+
+int PatchFamily::BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config,
+                              const Device& device) const {
+  const int by_shared = (device.shared_bytes + 5120) / (row->shared_bytes(problem, config) + 3100);
+  return std::max(1, std::min(by_registers(problem, config), by_shared));
+}
+
+int PatchFamily::Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) const {
   const int64_t patches = CeilDiv(LineOf(problem).tiles, config.tile_m / 64);
-  const int64_t most = int64_t{at_once} * device.multiprocessors / CeilDiv(problem.n, config.tile_n);
-  return static_cast<int>(config.stages == 1 ? patches : std::clamp<int64_t>(most, 1, patches));
+  if (config.stages == 1) return static_cast<int>(patches);
+  const int64_t most = int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors /
+                       CeilDiv(problem.n, config.tile_n);
+  return static_cast<int>(std::clamp<int64_t>(most, 1, patches));
 }
 
 // One slot where every block has one patch, else two: the next patch is fetched while one is multiplied.
-void AddPatchConfigs(const ConvProblem& problem, const PatchFamily& family, const Device& device,
-                     std::vector<ConvConfig>& out) {
+void PatchFamily::AddCandidates(const ConvProblem& problem, const Device& device,
+                                std::vector<ConvConfig>& out) const {
   const HaloLine line = LineOf(problem);
-  for (const int tile_n : family.widths) {
+  for (const int tile_n : widths) {
     const int64_t columns = CeilDiv(problem.n, tile_n);
-    if (columns > kMaxColumns || (tile_n > family.widths.front() && problem.n <= tile_n / 2)) continue;
-    for (int tiles = 1; tiles <= family.most_tiles(tile_n); ++tiles) {
+    if (columns > kMaxColumns || (tile_n > widths.front() && problem.n <= tile_n / 2)) continue;
+    for (int tiles = 1; tiles <= most_tiles(problem, tile_n); ++tiles) {
       for (const int slots : {1, 2}) {
-        const ConvConfig config{family.row, 64 * tiles, tile_n, slots};
-        if (line.Rows(config.tile_m) > kMaxHaloRows || family.shared_bytes(config) > device.shared_bytes)
+        const ConvConfig config{row, 64 * tiles, tile_n, slots};
+        if (line.Rows(config.tile_m) > kMaxHaloRows ||
+            row->shared_bytes(problem, config) > device.shared_bytes) {
           continue;
-        const int64_t patches = CeilDiv(line.tiles, tiles), at_once = family.at_once(config);
-        if (slots == 1 ? patches * columns <= at_once * device.multiprocessors
-                       : PatchBlocks(problem, config, static_cast<int>(at_once), device) < patches)
+        }
+        const int64_t patches = CeilDiv(line.tiles, tiles);
+        if (slots == 1
+                ? patches * columns <= int64_t{BlocksAtOnce(problem, config, device)} * device.multiprocessors
+                : Blocks(problem, config, device) < patches) {
           out.push_back(config);
+        }
       }
     }
   }
@@ -111,33 +127,22 @@ int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
                           config.tile_m * (config.tile_n + 16));
 }
 
-// How many blocks share a multiprocessor.
-int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+int ByRegisters(const ConvProblem&, const ConvConfig& config) {
   const int registers = config.tile_n > 64 ? 96 : config.tile_n > 32 ? 64 : 48;
-  const int by_registers = 65536 / (registers * (config.tile_m * 2 + 32));
-  const int by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
-  return std::max(1, std::min({by_registers, by_shared, 4}));
+  return std::min(4, 65536 / (registers * (config.tile_m * 2 + 32)));
 }
 
-int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  return PatchBlocks(problem, config, BlocksAtOnce(problem, config, device), device);
-}
+constexpr int kWidths[] = {32, 64, 128};
+constexpr PatchFamily kPatches = {
+    &kHaloRow, kWidths, [](const ConvProblem&, int tile_n) { return MaxHaloTiles(tile_n); }, ByRegisters};
 
 void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
-  constexpr int kWidths[] = {32, 64, 128};
-  AddPatchConfigs(
-      problem,
-      {.row = &kHaloRow,
-       .widths = kWidths,
-       .most_tiles = MaxHaloTiles,
-       .shared_bytes = [&](const ConvConfig& config) { return SharedBytesOf(problem, config); },
-       .at_once = [&](const ConvConfig& config) { return BlocksAtOnce(problem, config, device); }},
-      device, out);
+  kPatches.AddCandidates(problem, device, out);
 }
 
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const HaloLine line = LineOf(problem);
-  const int64_t blocks = Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
+  const int64_t blocks = kPatches.Blocks(problem, config, device), patch_tiles = config.tile_m / 64,
                 each = CeilDiv(line.tiles, blocks), columns = CeilDiv(problem.n, config.tile_n);
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double k_tiles = static_cast<double>(problem.KTiles()), tile_n = config.tile_n;
@@ -154,7 +159,7 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   HaloParams halo = HaloParamsOf(problem, config, false);
   halo.staging_offset = SharedBytesOf(problem, config) - 1024 - config.tile_m * (config.tile_n + 16);
-  halo.shares = ShareTiles(halo.tiles, Blocks(problem, config, device));
+  halo.shares = ShareTiles(halo.tiles, kPatches.Blocks(problem, config, device));
   return LauncherOf(halo, config, LaunchHalo);
 }
 

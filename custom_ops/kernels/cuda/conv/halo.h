@@ -2,7 +2,6 @@
 // line of places that halo and windows lay an image out in.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -48,19 +47,24 @@ struct ConvProblem;
 std::string RefuseLine(const ConvProblem& problem, const Device& device);
 // That of a problem that RefuseLine does not refuse.
 HaloLine LineOf(const ConvProblem& problem);
-// Of a grid along m, with so many blocks at once on a multiprocessor: as many as run at once, each with as many tiles
-// or one less; with one slot, one for every patch.
-int PatchBlocks(const ConvProblem& problem, const ConvConfig& config, int at_once, const Device& device);
-// A family of kernels that keep patches.
+// A family of kernels that keep patches, whose shared memory its row tells.
 struct PatchFamily {
   const ConvRow* row;
-  std::span<const int> widths;                // channels of its tiles
-  std::function<int(int tile_n)> most_tiles;  // of a patch; 0: there are no tiles of that width
-  std::function<int(const ConvConfig& config)> shared_bytes,
-      at_once;  // of a block; blocks of a multiprocessor
+  std::span<const int> widths;                                // channels of its tiles
+  int (*most_tiles)(const ConvProblem& problem, int tile_n);  // of a patch
+  // Of the threads of a block, how many blocks a multiprocessor has registers for.
+  int (*by_registers)(const ConvProblem& problem, const ConvConfig& config);
+
+  void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) const;
+  // Of a grid along m: as many as run at once, each with as many tiles or one less; with one slot, one for every
+  // patch.
+  int Blocks(const ConvProblem& problem, const ConvConfig& config, const Device& device) const;
+
+ private:
+  int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) const;
 };
-void AddPatchConfigs(const ConvProblem& problem, const PatchFamily& family, const Device& device,
-                     std::vector<ConvConfig>& out);
+// From a window's first place to that of a tap.
+int64_t PlaceOfTap(const ConvGeometry& g, const HaloLine& line, int64_t tap);
 // What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
 // row.
 HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bool slabs_first);

@@ -241,9 +241,7 @@ class PackedGate final : public PackedNode {
     size_t made_bytes = 0;
     for (size_t i = 0; i < at.size(); ++i) {
       TensorShape next = OutputOf(specs_[i], std::span(&made, 1));
-
       next.type = tables_[i].value_or(next.type);
-
       plans[i] = steps[i]->Plan(std::span(&made, 1), next);
       at[i] = made_bytes;
       made_bytes += static_cast<size_t>(RoundUp(ElementCount(next.dims), 256));
@@ -277,7 +275,6 @@ class PackedGate final : public PackedNode {
   PackedNodePtr pool_;
   PackedMatmul first_, second_;
   PackedNodePtr mul_;
-
   Gate gate_;
   std::array<std::optional<ElementType>, 3> tables_;  // behind these: what codes become
 };
