@@ -10,7 +10,7 @@ namespace lowbit::cuda {
 namespace {
 
 constexpr int64_t kRows = 128;              // there is a multiple of these: whole tiles
-constexpr int64_t kBlockBytes = 227 << 10;  // of shared memory, on sm_90
+constexpr int64_t kBlockBytes = 223 << 10;  // of dynamic shared memory, on sm_90 (Device::shared_bytes)
 
 int64_t Words(const ConvGeometry& g) { return CeilDiv(g.in_channels, kBitWord); }
 int64_t Steps(const ConvGeometry& g) { return CeilDiv(g.Taps() * Words(g), 2); }
