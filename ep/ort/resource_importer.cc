@@ -94,6 +94,17 @@ class Importer final : public OrtExternalResourceImporterImpl {
   static Importer& Self(OrtExternalResourceImporterImpl* importer) {
     return *static_cast<Importer*>(importer);
   }
+  // What a semaphore does on a stream.
+  template <void (DeviceRuntime::*kDo)(int device, void* semaphore, uint64_t value, void* stream)>
+  static OrtStatus* Enqueue(OrtExternalResourceImporterImpl* self, OrtExternalSemaphoreHandle* handle,
+                            OrtSyncStream* stream, uint64_t value) noexcept {
+    return Guarded([&] {
+      Device& device = *Self(self).device_;
+      void* const on = Api().SyncStream_GetHandle(stream);
+      const Device::Enqueuing enqueuing(device, on);
+      (device.runtime().*kDo)(device.index(), static_cast<ImportedSemaphore*>(handle)->semaphore, value, on);
+    });
+  }
   OrtValue* TensorIn(const ImportedMemory& memory, const OrtExternalTensorDescriptor& tensor) const;
 
   const std::shared_ptr<Device> device_;
@@ -151,26 +162,8 @@ Importer::Importer(std::shared_ptr<Device> device, const OrtEpDevice* ep_device)
   ReleaseSemaphore = [](OrtExternalResourceImporterImpl*, OrtExternalSemaphoreHandle* handle) noexcept {
     delete static_cast<ImportedSemaphore*>(handle);
   };
-  WaitSemaphore = [](OrtExternalResourceImporterImpl* self, OrtExternalSemaphoreHandle* handle,
-                     OrtSyncStream* stream, uint64_t value) noexcept {
-    return Guarded([&] {
-      Device& device = *Self(self).device_;
-      void* const on = Api().SyncStream_GetHandle(stream);
-      const Device::Enqueuing enqueuing(device, on);
-      device.runtime().WaitSemaphore(device.index(), static_cast<ImportedSemaphore*>(handle)->semaphore,
-                                     value, on);
-    });
-  };
-  SignalSemaphore = [](OrtExternalResourceImporterImpl* self, OrtExternalSemaphoreHandle* handle,
-                       OrtSyncStream* stream, uint64_t value) noexcept {
-    return Guarded([&] {
-      Device& device = *Self(self).device_;
-      void* const on = Api().SyncStream_GetHandle(stream);
-      const Device::Enqueuing enqueuing(device, on);
-      device.runtime().SignalSemaphore(device.index(), static_cast<ImportedSemaphore*>(handle)->semaphore,
-                                       value, on);
-    });
-  };
+  WaitSemaphore = Enqueue<&DeviceRuntime::WaitSemaphore>;
+  SignalSemaphore = Enqueue<&DeviceRuntime::SignalSemaphore>;
   Release = [](OrtExternalResourceImporterImpl* self) noexcept { delete &Self(self); };
 }
 

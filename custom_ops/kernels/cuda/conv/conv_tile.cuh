@@ -251,46 +251,6 @@ struct BlockState {
   }
 };
 
-// The tiles along K of a block that copies them itself, kStages of them under way, by kStages - 1 groups of copies
-// ahead: load_weights(k_tile, stage), load_pixels(stage) of the next tile; begun() once the first ones are under
-// way, with copies that count with the first tile; multiply(k_tile, stage).
-template <int kStages, typename Weights, typename Pixels, typename Begun, typename Multiply>
-__device__ __forceinline__ void WalkTiles(const TilePosition& at, const Weights& load_weights,
-                                          const Pixels& load_pixels, const Begun& begun,
-                                          const Multiply& multiply) {
-  // The weights are the kernel's own: they may be fetched before the predecessor is done. They count to the first
-  // group of copies.
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
-  }
-  WaitForPredecessors();
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (at.k_begin + s < at.k_end) load_pixels(s);
-    CommitCopies();
-  }
-  begun();
-  int stage = 0;
-  for (int k_tile = at.k_begin; k_tile < at.k_end; ++k_tile) {
-    WaitForCopies<kStages - 2>();
-    __syncthreads();
-    const int next = k_tile + kStages - 1;
-    if (next < at.k_end) {
-      const int target =
-          stage == 0 ? kStages - 1 : stage - 1;  // read in the last iteration, free since the barrier
-      load_weights(next, target);
-      load_pixels(target);
-    }
-    CommitCopies();
-    multiply(k_tile, stage);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  LetSuccessorsStart();
-  WaitForCopies<0>();
-  __syncthreads();
-}
-
 // The sums of a fragment of wgmma, which are those of mma.sync, begin with the biases; `column` is the
 // thread's first. With `mask` 0 they begin with 0.
 template <int kTileN>

@@ -32,39 +32,67 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
     for (int i = 0; i < kBytesB; i += kThreads * 16) CopyAsync<16>(target + i, source + i);
   };
 
+  // The weights are this kernel's own: they may be fetched before the predecessor is done. They count to the
+  // first group of copies.
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) load_weights(at.k_begin + s, s);
+  }
+  WaitForPredecessors();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (at.k_begin + s < at.k_end) activations.Load(tiles + s * (kBytesA + kBytesB));
+    CommitCopies();
+  }
+
+  // They count with the first tile of the loop below.
+  FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
+
   int c[kBlocksM][kBlocksN][4] = {};
   const int row_a = warp / kWarpsN * kWarpM + lane % 16,
             row_b = warp % kWarpsN * kWarpN + lane / 16 * 8 + lane % 8;
   const int half_a = lane / 16, half_b = lane / 8 % 2;  // which 16 of the 32 bytes of k this lane addresses
-  WalkTiles<kStages>(
-      at, load_weights, [&](int stage) { activations.Load(tiles + stage * (kBytesA + kBytesB)); },
-      [&] { FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m}); },
-      [&](int k_tile, int stage) {
-        const uint32_t tile_a = tiles + stage * (kBytesA + kBytesB), tile_b = tile_a + kBytesA;
-        const int steps = min(4, (p.k - k_tile * kRowBytes + 31) / 32);
+  int stage = 0;
+  for (int k_tile = at.k_begin; k_tile < at.k_end; ++k_tile) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    const int next = k_tile + kStages - 1;
+    if (next < at.k_end) {
+      const int target =
+          stage == 0 ? kStages - 1 : stage - 1;  // read in the last iteration, free since the barrier
+      load_weights(next, target);
+      activations.Load(tiles + target * (kBytesA + kBytesB));
+    }
+    CommitCopies();
+    const uint32_t tile_a = tiles + stage * (kBytesA + kBytesB), tile_b = tile_a + kBytesA;
+    const int steps = min(4, (p.k - k_tile * kRowBytes + 31) / 32);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          if (step >= steps) break;
-          unsigned a[kBlocksM][4], b[kBlocksN / 2][4];
+    for (int step = 0; step < 4; ++step) {
+      if (step >= steps) break;
+      unsigned a[kBlocksM][4], b[kBlocksN / 2][4];
 #pragma unroll
-          for (int i = 0; i < kBlocksM; ++i) {
-            const int row = row_a + i * 16;
-            LoadMatrices(tile_a + row * kRowBytes + (((step * 2 + half_a) ^ (row % 8)) << 4), a[i]);
-          }
+      for (int i = 0; i < kBlocksM; ++i) {
+        const int row = row_a + i * 16;
+        LoadMatrices(tile_a + row * kRowBytes + (((step * 2 + half_a) ^ (row % 8)) << 4), a[i]);
+      }
 #pragma unroll
-          for (int j = 0; j < kBlocksN / 2; ++j) {
-            const int row = row_b + j * 16;
-            LoadMatrices(tile_b + row * kRowBytes + (((step * 2 + half_b) ^ (row % 8)) << 4), b[j]);
-          }
+      for (int j = 0; j < kBlocksN / 2; ++j) {
+        const int row = row_b + j * 16;
+        LoadMatrices(tile_b + row * kRowBytes + (((step * 2 + half_b) ^ (row % 8)) << 4), b[j]);
+      }
 #pragma unroll
-          for (int i = 0; i < kBlocksM; ++i) {
+      for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
-            for (int j = 0; j < kBlocksN; ++j) {
-              Multiply<kSigned>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
-            }
-          }
+        for (int j = 0; j < kBlocksN; ++j) {
+          Multiply<kSigned>(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
         }
-      });
+      }
+    }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  LetSuccessorsStart();
+  WaitForCopies<0>();
+  __syncthreads();
 
   const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
   if (at.split == 0) {
