@@ -5,7 +5,8 @@
 //
 //   block r   means of channels r | send | some of the first product | send | gates of channels r | multiply
 //
-// The image is read twice, the second time mostly from the L2 cache.
+// Every step waits for the one before it, so that a read of device memory among them would count in full: a
+// block fetches its rows of both weights before its predecessors end, and its part of the image at once.
 #include <algorithm>
 
 #include "core/elementwise.h"
@@ -30,6 +31,9 @@ struct GateProduct : ConvParams {
   int n_padded = 0;
   bool x_signed = false;
 };
+
+// Bytes of a row of weights in shared memory, behind whose end there are zeros.
+__host__ __device__ inline int Pitch(const GateProduct& p) { return (p.k + kUnit - 1) / kUnit * kUnit; }
 
 struct GateParams {
   const uint8_t *x = nullptr, *scaled = nullptr;  // what is averaged, what is multiplied
@@ -64,33 +68,35 @@ struct OwnUnits {
       : first(all * rank / kRanks), count(all * (rank + 1) / kRanks - first) {}
 };
 
-// Adds the codes of this block's channels over all pixels of the image, which begins at `x`; sums[channel]
-// has them behind the next barrier of the block.
+// This block's rows [begin, begin + rows) of the weights, to [rows][Pitch(p)].
+__device__ __forceinline__ void FetchWeights(const GateProduct& p, int begin, int rows, uint32_t to) {
+  constexpr int kUnitsOfTile = kTileK / kUnit;
+  const int pitch = Pitch(p), count = rows * ((pitch + kTileK - 1) / kTileK) * kUnitsOfTile;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kGateThreads) {
+    const int unit = i % kUnitsOfTile, tile = i / kUnitsOfTile / rows, n = i / kUnitsOfTile - tile * rows;
+    const int k = tile * kTileK + unit * kUnit, row = InterleavedRow(begin + n);
+    if (k >= pitch) continue;
+    CopyAsync<kUnit>(
+        to + n * pitch + k,
+        p.weights + (static_cast<int64_t>(tile) * p.n_padded + row) * kTileK + (unit ^ row % 8) * kUnit);
+  }
+}
+
+// Adds the codes of this block's channels over all pixels; sums[channel] has them behind the next barrier of
+// the block.
 template <bool kSigned>
-__device__ __forceinline__ void SumPixels(const GateParams& p, const OwnUnits& own, const uint8_t* x,
-                                          int (&sums)[kGateThreads * 4]) {
-  const int thread = static_cast<int>(threadIdx.x), words = own.count * (kUnit / 4);
+__device__ __forceinline__ void SumPixels(const uint8_t* image, int pixels, int units, int* sums) {
+  const int thread = static_cast<int>(threadIdx.x), words = units * (kUnit / 4);
   int lanes = kGateThreads / words;
   while ((lanes & (lanes - 1)) != 0) lanes &= lanes - 1;  // a power of 2
   const int word = thread % words, lane = thread / words;
   if (lane < lanes) {
     int of_word[4] = {};
-    constexpr int kAtOnce = 4;
-    for (int first = lane; first < p.pixels; first += kAtOnce * lanes) {
-      int codes[kAtOnce];
+#pragma unroll 4
+    for (int pixel = lane; pixel < pixels; pixel += lanes) {
+      const int four = *reinterpret_cast<const int*>(image + (pixel * words + word) * 4);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int pixel = first + i * lanes;
-        codes[i] = pixel < p.pixels
-                       ? *reinterpret_cast<const int*>(x + static_cast<int64_t>(pixel) * p.channels +
-                                                       own.first * kUnit + word * 4)
-                       : 0;
-      }
-#pragma unroll
-      for (const int four : codes) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) of_word[i] = DotFour<kSigned>(four, 1 << (8 * i), of_word[i]);
-      }
+      for (int i = 0; i < 4; ++i) of_word[i] = DotFour<kSigned>(four, 1 << (8 * i), of_word[i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[(lane * words + word) * 4 + i] = of_word[i];
@@ -101,48 +107,58 @@ __device__ __forceinline__ void SumPixels(const GateParams& p, const OwnUnits& o
   }
 }
 
-// The outputs [begin, end) of a product of codes in shared memory, to made[output]. A warp sums kAtOnce of
-// them at a time, its lanes 16 bytes along K each.
+// What a thread needs to finish its output: output `begin` + thread.
+struct Constants {
+  int bias = 0;
+  float scale = 0;
+  __device__ __forceinline__ Constants(const GateProduct& p, int begin, int rows) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < rows) bias = p.epilogue.bias[begin + thread], scale = p.epilogue.scale[begin + thread];
+  }
+};
+
+// The outputs [begin, begin + rows) of a product of codes, to made[output]. A warp sums kAtOnce of them at a
+// time, its lanes 16 bytes along K each; a thread finishes one.
 template <bool kSigned>
-__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes, int begin, int end,
-                                            uint8_t* made) {
-  constexpr int kAtOnce = 2, kLaneBytes = 16, kLanesOfTile = kTileK / kLaneBytes;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int chunk = lane % kLanesOfTile;
-  for (int n0 = begin + warp * kAtOnce; n0 < end; n0 += kGateWarps * kAtOnce) {
-    int sums[kAtOnce] = {};
-#pragma unroll 2
-    for (int tile = lane / kLanesOfTile; tile * kTileK + chunk * kLaneBytes < p.k;
-         tile += kWarp / kLanesOfTile) {
-      const uint4 x = *reinterpret_cast<const uint4*>(codes + tile * kTileK + chunk * kLaneBytes);
+__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes,
+                                            const uint8_t* weights, int begin, int rows,
+                                            const Constants& constants, int* sums, uint8_t* made) {
+  constexpr int kAtOnce = 4;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, pitch = Pitch(p);
+  for (int n0 = thread / kWarp * kAtOnce; n0 < rows; n0 += kGateWarps * kAtOnce) {
+    int of_row[kAtOnce] = {};
+    for (int k = lane * kUnit; k < pitch; k += kWarp * kUnit) {
+      const uint4 x = *reinterpret_cast<const uint4*>(codes + k);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int row = InterleavedRow(min(n0 + i, end - 1));
-        const uint4 w = *reinterpret_cast<const uint4*>(
-            p.weights + (static_cast<int64_t>(tile) * p.n_padded + row) * kTileK +
-            (chunk ^ row % 8) * kLaneBytes);
-        sums[i] = DotFour<kSigned>(static_cast<int>(x.x), static_cast<int>(w.x), sums[i]);
-        sums[i] = DotFour<kSigned>(static_cast<int>(x.y), static_cast<int>(w.y), sums[i]);
-        sums[i] = DotFour<kSigned>(static_cast<int>(x.z), static_cast<int>(w.z), sums[i]);
-        sums[i] = DotFour<kSigned>(static_cast<int>(x.w), static_cast<int>(w.w), sums[i]);
+        const uint4 w = *reinterpret_cast<const uint4*>(weights + min(n0 + i, rows - 1) * pitch + k);
+        of_row[i] = DotFour<kSigned>(static_cast<int>(x.x), static_cast<int>(w.x), of_row[i]);
+        of_row[i] = DotFour<kSigned>(static_cast<int>(x.y), static_cast<int>(w.y), of_row[i]);
+        of_row[i] = DotFour<kSigned>(static_cast<int>(x.z), static_cast<int>(w.z), of_row[i]);
+        of_row[i] = DotFour<kSigned>(static_cast<int>(x.w), static_cast<int>(w.w), of_row[i]);
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
-      for (int step = kWarp / 2; step > 0; step /= 2) sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], step);
-      const int n = n0 + i;
-      if (lane == i && n < end)
-        FinishOne(p.epilogue, nullptr, made, 0, n, sums[i], p.epilogue.bias[n], p.epilogue.scale[n], 0);
+      for (int step = kWarp / 2; step > 0; step /= 2) {
+        of_row[i] += __shfl_xor_sync(0xFFFFFFFFu, of_row[i], step);
+      }
+      if (lane == i && n0 + i < rows) sums[n0 + i] = of_row[i];
     }
   }
+  __syncthreads();
+  if (thread < rows) {
+    FinishOne(p.epilogue, nullptr, made, 0, begin + thread, sums[thread], constants.bias, constants.scale, 0);
+  }
 }
-__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes, int begin, int end,
-                                            uint8_t* made) {
+__device__ __forceinline__ void MakeOutputs(const GateProduct& p, const uint8_t* codes,
+                                            const uint8_t* weights, int begin, int rows,
+                                            const Constants& constants, int* sums, uint8_t* made) {
   if (p.x_signed) {
-    MakeOutputs<true>(p, codes, begin, end, made);
+    MakeOutputs<true>(p, codes, weights, begin, rows, constants, sums, made);
   } else {
-    MakeOutputs<false>(p, codes, begin, end, made);
+    MakeOutputs<false>(p, codes, weights, begin, rows, constants, sums, made);
   }
 }
 
@@ -165,9 +181,18 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   LOWBIT_DYNAMIC_SHARED(shared, 16);
   GateState& state = *reinterpret_cast<GateState*>(shared);
   const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kRanks,
-            image = static_cast<int>(blockIdx.x) / kRanks;
+            at_image = static_cast<int>(blockIdx.x) / kRanks;
   const int units_between = (p.first.n + kUnit - 1) / kUnit;
   const OwnUnits own(p.channels / kUnit, rank), own_between(units_between, rank);
+  const int first_channel = own.first * kUnit, channels = own.count * kUnit,
+            first_between = own_between.first * kUnit,
+            between = max(0, min(p.first.n - first_between, own_between.count * kUnit));
+  uint8_t* const first_weights = shared + sizeof(GateState);
+  uint8_t* const second_weights = first_weights + between * Pitch(p.first);
+  uint8_t* const image = second_weights + channels * Pitch(p.second);
+  FetchWeights(p.first, first_between, between, SharedAddress(first_weights));
+  FetchWeights(p.second, first_channel, channels, SharedAddress(second_weights));
+  const Constants of_first(p.first, first_between, between), of_second(p.second, first_channel, channels);
   if (thread == 0) {
     for (uint64_t& barrier : state.arrived) InitBarrier(SharedAddress(&barrier), 1);
     FenceBarrierInit();
@@ -176,18 +201,26 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   }
   ClusterArrive();
   WaitForPredecessors();
-  const int64_t begin = static_cast<int64_t>(image) * p.pixels * p.channels;
+  const int64_t begin = static_cast<int64_t>(at_image) * p.pixels * p.channels + first_channel;
+  for (int i = thread; i < p.pixels * own.count; i += kGateThreads) {
+    const int pixel = i / own.count, unit = i - pixel * own.count;
+    CopyAsync<kUnit>(SharedAddress(image) + i * kUnit,
+                     p.x + begin + static_cast<int64_t>(pixel) * p.channels + unit * kUnit);
+  }
+  CommitCopies();
+  WaitForCopies<0>();
+  __syncthreads();
   if (own.count > 0) {
     if (p.x_signed) {
-      SumPixels<true>(p, own, p.x + begin, state.sums);
+      SumPixels<true>(image, p.pixels, own.count, state.sums);
     } else {
-      SumPixels<false>(p, own, p.x + begin, state.sums);
+      SumPixels<false>(image, p.pixels, own.count, state.sums);
     }
   }
   __syncthreads();
-  for (int i = thread; i < own.count * kUnit; i += kGateThreads) {
+  for (int i = thread; i < channels; i += kGateThreads) {
     const float mean = __fmul_rn(static_cast<float>(state.sums[i] - p.zero_sum), p.multiplier);
-    StoreCodes(state.made + own.first * kUnit + i, RoundCodes<1>(p.mean_rounder, [&](int) { return mean; }));
+    StoreCodes(state.made + first_channel + i, RoundCodes<1>(p.mean_rounder, [&](int) { return mean; }));
   }
   __syncthreads();
   ClusterWait();  // all blocks' barriers are there
@@ -197,18 +230,18 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   __syncthreads();  // all have sent what is overwritten now
   // Past the last output there are zeros, which count nothing.
   if (thread < units_between * kUnit - p.first.n) state.made[p.first.n + thread] = 0;
-  const int last = min(p.first.n, (own_between.first + own_between.count) * kUnit);
-  MakeOutputs(p.first, state.means, own_between.first * kUnit, last, state.made);
+  MakeOutputs(p.first, state.means, first_weights, first_between, between, of_first, state.sums, state.made);
   __syncthreads();
   SendToAll(own_between, state.made, state.between, &state.arrived[1]);
   WaitBarrier(SharedAddress(&state.arrived[1]), 0);
   __syncthreads();  // as above
 
-  MakeOutputs(p.second, state.between, own.first * kUnit, (own.first + own.count) * kUnit, state.made);
+  MakeOutputs(p.second, state.between, second_weights, first_channel, channels, of_second, state.sums,
+              state.made);
   LetSuccessorsStart();
   __syncthreads();
-  for (int i = thread; i < own.count * kUnit; i += kGateThreads) {
-    const Codes<1> code = LoadCodes<1>(state.made + own.first * kUnit + i);
+  for (int i = thread; i < channels; i += kGateThreads) {
+    const Codes<1> code = LoadCodes<1>(state.made + first_channel + i);
     state.gates[i] = __fmul_rn(CodeValue(code, 0, p.gate_reader), p.gate_scale);
   }
   __syncthreads();
@@ -216,8 +249,9 @@ __global__ void __launch_bounds__(kGateThreads) SqueezeExcite(const __grid_const
   const int unit = thread % own.count, lanes = kGateThreads / own.count;
   if (thread / own.count >= lanes) return;
   for (int pixel = thread / own.count; pixel < p.pixels; pixel += lanes) {
-    const int64_t at = begin + static_cast<int64_t>(pixel) * p.channels + (own.first + unit) * kUnit;
-    const Codes<kUnit> x = LoadCodes<kUnit>(p.scaled + at);
+    const int64_t at = begin + static_cast<int64_t>(pixel) * p.channels + unit * kUnit;
+    const Codes<kUnit> x =
+        LoadCodes<kUnit>(p.x == p.scaled ? image + (pixel * own.count + unit) * kUnit : p.scaled + at);
     StoreCodes(p.y + at, RoundCodes<kUnit>(p.rounder, [&](int i) {
                  const float v = __fmul_rn(CodeValue(x, i, p.x_reader), p.x_scale);
                  return Divide<kFast>(__fmul_rn(v, state.gates[unit * kUnit + i]), p.divider);
@@ -254,10 +288,9 @@ bool FitsGate(const GlobalAveragePoolNode& pool, const ConvSpec& first, const Co
          between <= kMostBetween && mul.kind == BinaryKind::kMul && mul.quantizer.quantized;
 }
 
-// Few images: each reads all weights. Few pixels: of few channels some blocks have none. Where either ends is
-// a guess: no GPU was at hand.
+// Few images: each reads all weights. Few pixels: of few channels some blocks have none.
 std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const TensorShape> fed) {
-  constexpr int64_t kMostImages = 32, kMostPixels = 1024;
+  constexpr int64_t kMostImages = 32, kMostPixels = 4096;
   const std::vector<int64_t>& dims = fed[0].dims;
   if (dims.size() != 4 || fed[1].dims != dims || dims[3] != gate.first->Geometry().in_channels)
     return nullptr;
@@ -265,6 +298,13 @@ std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const Tenso
   const auto first = ProductOf(*gate.first), second = ProductOf(*gate.second);
   if (!first || !second || dims[0] < 1 || dims[0] > kMostImages || pixels < 1 || pixels > kMostPixels)
     return nullptr;
+  // What the block with the most channels has in shared memory.
+  const Device& device = gate.first->On();
+  const auto share = [](int64_t count) { return (count + kUnit * kRanks - 1) / (kUnit * kRanks) * kUnit; };
+  const int64_t channels = share(dims[3]), between = share(first->n),
+                shared_bytes = static_cast<int64_t>(sizeof(GateState)) + between * Pitch(*first) +
+                               channels * (Pitch(*second) + pixels);
+  if (shared_bytes > device.shared_bytes) return nullptr;
   GateParams p;
   p.images = static_cast<int>(dims[0]);
   p.pixels = static_cast<int>(pixels);
@@ -286,14 +326,15 @@ std::shared_ptr<const NodePlan> PlanGate(const Gate& gate, std::span<const Tenso
   p.divider = MakeDivider(mul.quantizer.scale);
   p.rounder = MakeRounder(mul.quantizer);
   const bool fast = FastIsExact(mul.quantizer, MostOf(mul), 1.0);
-  return MakePlan("gate", [p, fast, device = gate.first->On()](const Run& run) {
+  return MakePlan("gate", [p, fast, device, shared_bytes](const Run& run) {
     GateParams own = p;
     own.x = static_cast<const uint8_t*>(run.fed[0]);
     own.scaled = static_cast<const uint8_t*>(run.fed[1]);
     own.y = static_cast<uint8_t*>(run.y);
     RequireAligned({own.x, own.scaled, own.y});
     const LaunchOptions options{run.queue, device};
-    const LaunchShape shape = {Dim(own.images * kRanks), kGateThreads, sizeof(GateState), Dim(kRanks)};
+    const LaunchShape shape = {Dim(own.images * kRanks), kGateThreads, static_cast<int>(shared_bytes),
+                               Dim(kRanks)};
     Check(fast ? LaunchKernel<SqueezeExcite<true>>(options, shape, own)
                : LaunchKernel<SqueezeExcite<false>>(options, shape, own),
           "launching a gate");
