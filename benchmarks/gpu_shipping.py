@@ -67,11 +67,12 @@ def measure(network: Network, batch: int, device: str, target: str, rounds: int)
     with tempfile.TemporaryDirectory() as folder:
         cache = str(Path(folder) / "cache")
         Subject(network, device, "on", cache, feed)
-        here, elsewhere = (Path(folder) / f"{name}.onnx" for name in ("here", "elsewhere"))
+        here, elsewhere, apart = (Path(folder) / f"{name}.onnx" for name in ("here", "elsewhere", "apart"))
         compile_apart(network.path, here, "--device", device, LOWBIT_CACHE_DIR=cache)
-        compile_apart(
-            network.path, elsewhere, "--target", target, "--cache", cache, CUDA_VISIBLE_DEVICES="-1"
-        )
+        for path, options in ((elsewhere, ()), (apart, ("--external",))):
+            compile_apart(
+                network.path, path, "--target", target, "--cache", cache, *options, CUDA_VISIBLE_DEVICES="-1"
+            )
         tuned = Subject(network, device, "cached", cache, feed)
         place: Any = SimpleNamespace(path=elsewhere)
         compiled = Subject(place, device, "cached", cache, feed)
@@ -83,7 +84,7 @@ def measure(network: Network, batch: int, device: str, target: str, rounds: int)
             times["compiled"].append(compiled.queued() * 1e6)
         return {
             "times": times,
-            "opening": opening_ms(elsewhere, device),
+            "opening": [opening_ms(path, device) for path in (elsewhere, apart)],
             "equal": here.read_bytes() == elsewhere.read_bytes(),
             "trace": profiled_us(network.path, device, cache, feed, folder),
         }
@@ -106,7 +107,7 @@ def main() -> None:
     table = Table(
         "compiled without a GPU, and traced",
         ["network", "batch", "tuned us", "compiled us", "compiled / tuned", "equal to the GPU's file",
-         "opening compiled ms", "kernels of the trace us", "trace / tuned"],
+         "opening one file ms", "opening two ms", "kernels of the trace us", "trace / tuned"],
     )  # fmt: skip
     raw = {}
     for name in options.networks.split(","):
@@ -117,11 +118,12 @@ def main() -> None:
             tuned, compiled = (float(np.median(found["times"][mode])) for mode in ("tuned", "compiled"))
             table.rows.append(
                 [name, batch, tuned, compiled, compiled / tuned, "yes" if found["equal"] else "no",
-                 found["opening"], found["trace"], found["trace"] / tuned]
+                 *found["opening"], found["trace"], found["trace"] / tuned]
             )  # fmt: skip
             print(Table("", table.columns, table.rows[-1:]).markdown(), flush=True)
     notes = [
         "Device time of a run, of many that are queued; the median of rounds in which both take turns.",
+        "Two files: a small model and what was compiled beside it (`lowbit compile --external`).",
         "The kernels of a profiled run share its usual time, by what each takes alone.",
         "Outputs of the compiled model are those of the tuned session.",
     ]
