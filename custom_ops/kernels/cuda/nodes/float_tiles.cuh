@@ -499,7 +499,7 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
     shared_bytes = SharedBytes<T>(true);
   });
   if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
-  geometry.in_cluster = geometry.slices > 1 && tiling.may_cluster && device.capability >= kFirstClusters &&
+  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
                         (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
                         shared_bytes <= device.shared_bytes;
   // Outputs that lie side by side.

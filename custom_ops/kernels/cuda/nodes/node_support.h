@@ -72,12 +72,10 @@ PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
-// tiles, of which a Conv has all but the last, at most so many slices of the sums, a power of two up to 16, and slices
-// that meet in memory as on a GPU without clusters.
+// tiles, of which a Conv has all but the last, and at most so many slices of the sums, a power of two up to 16.
 struct FloatTiling {
   static constexpr int kTiles = 5;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
-  bool may_cluster = true;
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling = {});

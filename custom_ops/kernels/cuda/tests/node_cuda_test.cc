@@ -139,13 +139,17 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
   if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
   if (c.tiling) {
+    Device without_clusters = device;
+    without_clusters.capability = 80;
     Limits limits;
     if (c.activation) {
       const bool clips = c.activation->kind == UnaryKind::kClip;
       limits.low = clips ? c.activation->a : 0;
       if (clips) limits.high = c.activation->b;
     }
-    const auto pack = [&](const auto& op) { return PackTiled(op, device, limits, *c.tiling); };
+    const auto pack = [&](const auto& op) {
+      return PackTiled(op, c.has_clusters ? device : without_clusters, limits, *c.tiling);
+    };
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));
   }

@@ -425,7 +425,8 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   }
   c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4), draw.Coin(0.7)};
+    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
+    c.has_clusters = draw.Coin(0.7);
   }
   const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
   FinishReals(c, op, 0, [&](const Dims& index) {
