@@ -13,12 +13,14 @@ namespace lowbit::cuda {
 // Lets `kKernel` use all shared memory of the device, and clusters of any size; once for each device.
 template <auto kKernel>
 cudaError_t PrepareKernel(const Device& device) {
-  static std::atomic<uint64_t> prepared{0};
+  constexpr int kFirstClusters = 90;
+  static std::atomic<uint64_t> prepared_with[2] = {};  // clusters: tests take a GPU for an older one, too
+  std::atomic<uint64_t>& prepared = prepared_with[device.capability >= kFirstClusters ? 1 : 0];
   const uint64_t bit = uint64_t{1} << device.ordinal % 64;
   if (device.ordinal < 64 && (prepared.load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
   cudaError_t error =
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-  if (error == cudaSuccess && device.capability >= 90) {
+  if (error == cudaSuccess && device.capability >= kFirstClusters) {
     error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
   if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
