@@ -13,6 +13,7 @@
 //   Params                      of the kernel, SplitParams and what else its weights need;
 //   kRows, kColumns, kOutputs   of the tile;
 //   kBlocks                     that a multiprocessor is to have registers for;
+//   kRegisters                  of a thread, about;
 //   kThreadRows, kThreadColumns outputs of one of its kBlock threads, in squares of four, kRowStep and kColumnStep apart;
 //   kStages, kDepth             stages, and elements of k in each;
 //   kWeightFloats, kPitch       in a stage: weights, and from one element of k of the columns to the next;
@@ -20,6 +21,10 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
+// Where products are made while the threads do something else, it also has
+//   Weights::Wait               until those of a stage are there;
+//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones;
+//   TapSource                   of columns where p.taps_first.
 #pragma once
 
 #include <cmath>
@@ -42,11 +47,17 @@ struct SplitParams : ProductParams {
   bool in_cluster = false;    // the blocks of a tile's slices are a cluster
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
+  bool taps_first = false;  // k runs over the taps and inside one over its channels, which fill whole stages
   FastDivisor by_taps;
 };
 
 template <typename T>
 inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
+
+// Whether products are made while the threads do something else. Such tiles are large: what the blocks of a cluster send
+// each other takes the place of the stages.
+template <typename T>
+inline constexpr bool kIsAsync = requires { typename T::TapSource; };
 
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
@@ -227,13 +238,13 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
-    ProductTiles(const __grid_constant__ typename T::Params p) {
+__device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
   float* const stages = reinterpret_cast<float*>(shared);
-  float* const received = stages + kStages * kStageFloats<T>;  // [slices][a part of the tile]
+  // [slices][a part of the tile]
+  float* const received = kIsAsync<T> ? stages : stages + kStages * kStageFloats<T>;
   const int tid = static_cast<int>(threadIdx.x);
   const int group = static_cast<int>(blockIdx.z) / p.slices,
             slice = static_cast<int>(blockIdx.z) - group * p.slices;
@@ -246,7 +257,7 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
       FenceBarrierInit();
       ArriveExpecting(SharedAddress(&exchange), T::kOutputs * 4);
     }
-    ClusterArrive();
+    if constexpr (!kIsAsync<T>) ClusterArrive();
   }
 
   typename T::Sums sums;
@@ -267,10 +278,8 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
   }
 
   int stage = 0;
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    WaitForCopies<kStages - 2>();
-    __syncthreads();
+  uint32_t parity = 0;
+  const auto fetch_next = [&](int step) {
     const int next = step + kStages - 1;
     if (next < steps) {
       const int target = stage == 0 ? kStages - 1 : stage - 1;  // read in the last step
@@ -279,10 +288,28 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
       source.Prepare(k0 + (next + 1) * T::kDepth, stage);
     }
     CommitCopies();
-    sums.Multiply(stages + stage * kStageFloats<T>, stages + stage * kStageFloats<T> + T::kWeightFloats);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+  };
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    float* const weights_of_stage = stages + stage * kStageFloats<T>;
+    if constexpr (kIsAsync<T>) {
+      weights.Wait(stage, parity);
+      sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
+      fetch_next(step);
+      sums.Wait();
+    } else {
+      fetch_next(step);
+      sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
+    }
+    if (++stage == kStages) stage = 0, parity ^= 1;
   }
   LetSuccessorsStart();
+  if constexpr (kIsAsync<T>) {
+    if (p.in_cluster) ClusterArrive();
+    sums.Finish();
+  }
 
   // fn(place in the tile, four outputs side by side from there on).
   const auto for_fours = [&](const auto& fn) {
@@ -335,6 +362,15 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
   }
 }
 
+template <typename Source, typename Column, typename T>
+__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+    ProductTiles(const __grid_constant__ typename T::Params p) {
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!kIsAsync<T>)  // those are launched on Hopper alone
+#endif
+    MakeTile<Source, Column, T>(p);
+}
+
 // The sums of slices in the workspace.
 struct SliceParams {
   SplitParams product;  // whose x they are
@@ -354,7 +390,9 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  return (T::kStages * kStageFloats<T> + (in_cluster ? T::kOutputs : 0)) * static_cast<int>(sizeof(float));
+  constexpr int kStaged = T::kStages * kStageFloats<T>;
+  const int received = in_cluster ? T::kOutputs : 0;
+  return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
@@ -363,7 +401,7 @@ double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   constexpr double kBytes = 24, kSent = 16;      // in a clock: of the L2 cache, of a cluster
   constexpr double kHiding = 3072;               // outputs under way that are half as fast as very many
   constexpr double kStart = 1500, kJoin = 1000;  // of the first block, and of its cluster
-  constexpr int kThreadsAtOnce = 65536 / 128, kShared = 227 << 10;  // of 128 registers; bytes
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
   const double blocks = std::ceil(tiles * slices / multiprocessors);
@@ -474,11 +512,11 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
     if constexpr (kStoresColumns<Column>) {
       LaunchTile<LinesSource<T>, Column, T>(run, p, device);
     } else if constexpr (kMayUse<Column, T>) {
-      if (HasFours(p)) {
-        LaunchTile<FoursSource<T>, Column, T>(run, p, device);
-      } else {
-        LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      if constexpr (kIsAsync<T>) {
+        if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }
+      LaunchTile<WindowSource<T>, Column, T>(run, p, device);
     }
   });
 }

@@ -74,7 +74,7 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
 // tiles, of which a Conv has all but the last, and at most so many slices of the sums, a power of two up to 16.
 struct FloatTiling {
-  static constexpr int kTiles = 5;
+  static constexpr int kTiles = 5, kTensorTiles = 4;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -95,9 +95,14 @@ SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShap
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);
 PackedNodePtr PackTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits);
+                                const Limits& limits, const FloatTiling& tiling = {});
 PackedNodePtr PackTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits);
+                                const Limits& limits, const FloatTiling& tiling = {});
+// tensor_product_sm90.cu: the same on Hopper.
+PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
+                               const Limits& limits, const FloatTiling& tiling);
+PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                               const Limits& limits, const FloatTiling& tiling);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

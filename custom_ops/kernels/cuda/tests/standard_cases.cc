@@ -412,7 +412,14 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
 template <typename Op, typename TermOf, typename BiasOf>
 void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
                     const BiasOf& bias) {
-  if (HasTensorProduct(op, draw.RunsOn(), c.precision)) {
+  const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
+  c.tiling.emplace();
+  if (draw.Coin(0.8)) {
+    *c.tiling = {static_cast<int>(draw.Int(0, (has_units ? FloatTiling::kTensorTiles : tiles) - 1)),
+                 1 << draw.Int(0, 4)};
+    c.is_older = draw.Coin(0.3);
+  }
+  if (has_units) {
     const auto operand = OperandOf(c.precision);
     return FinishReals(c, op, 2e-5f, [&](const Dims& index) {
       double sum = bias(index);
@@ -422,11 +429,6 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
       }
       return Activated(c, sum);
     });
-  }
-  c.tiling.emplace();
-  if (draw.Coin(0.8)) {
-    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
-    c.has_clusters = draw.Coin(0.7);
   }
   const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
   FinishReals(c, op, 0, [&](const Dims& index) {
@@ -545,7 +547,8 @@ Case MakeConv(Draw& draw) {
   FloatConvOp op;
   op.group = draw.Coin(0.6) ? 1 : draw.Int(2, 6);
   const bool depthwise = op.group > 1 && draw.Coin();
-  op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 12 : 40));
+  const int64_t channels = draw.Coin(0.3) ? 32 * draw.Int(1, 2) : draw.Int(1, draw.Coin() ? 12 : 40);
+  op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
   if (draw.Coin(0.2)) {
