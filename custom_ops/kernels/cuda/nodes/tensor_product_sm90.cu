@@ -236,19 +236,27 @@ struct WgmmaTile {
   };
 };
 
+// As many stages as the blocks of a multiprocessor leave room for.
 template <FloatPrecision kPrecision>
-struct TilesOf {
-  using Types =
-      std::tuple<WgmmaTile<kPrecision, 2, 128, 1, 2, 3, 1>, WgmmaTile<kPrecision, 2, 128, 1, 1, 3, 2>,
-                 WgmmaTile<kPrecision, 1, 128, 1, 1, 3, 3>, WgmmaTile<kPrecision, 1, 64, 1, 1, 4, 4>>;
+struct TilesOf;
+template <>
+struct TilesOf<FloatPrecision::kFloat16> {
+  static constexpr auto kOf = FloatPrecision::kFloat16;
+  using Types = std::tuple<WgmmaTile<kOf, 2, 128, 1, 2, 5, 1>, WgmmaTile<kOf, 2, 128, 1, 1, 4, 2>,
+                           WgmmaTile<kOf, 1, 128, 1, 1, 4, 3>, WgmmaTile<kOf, 1, 64, 1, 1, 4, 4>>;
 };
-// Twice the sums.
+template <>
+struct TilesOf<FloatPrecision::kTf32> {
+  static constexpr auto kOf = FloatPrecision::kTf32;
+  using Types = std::tuple<WgmmaTile<kOf, 2, 128, 1, 2, 4, 1>, WgmmaTile<kOf, 2, 128, 1, 1, 3, 2>,
+                           WgmmaTile<kOf, 1, 128, 1, 1, 4, 2>, WgmmaTile<kOf, 1, 64, 1, 1, 4, 3>>;
+};
+// A thread has twice the sums.
 template <>
 struct TilesOf<FloatPrecision::k3xTf32> {
-  static constexpr auto kPrecision = FloatPrecision::k3xTf32;
-  using Types =
-      std::tuple<WgmmaTile<kPrecision, 2, 64, 1, 2, 3, 1>, WgmmaTile<kPrecision, 2, 64, 1, 1, 3, 2>,
-                 WgmmaTile<kPrecision, 1, 64, 1, 2, 3, 1>, WgmmaTile<kPrecision, 1, 64, 1, 1, 3, 3>>;
+  static constexpr auto kOf = FloatPrecision::k3xTf32;
+  using Types = std::tuple<WgmmaTile<kOf, 2, 64, 1, 2, 4, 1>, WgmmaTile<kOf, 2, 64, 1, 1, 3, 2>,
+                           WgmmaTile<kOf, 1, 64, 1, 2, 4, 1>, WgmmaTile<kOf, 1, 64, 1, 1, 4, 2>>;
 };
 
 // Weights [groups][rows][k] as blocks copy them.
