@@ -214,16 +214,34 @@ __device__ __forceinline__ Fours AddSlices(int slices, const Load& load) {
 template <typename Column>
 inline constexpr bool kStoresColumns = std::is_same_v<Column, GemmColumn>;
 
-// Four outputs side by side from row i and column j on.
+// What is added to four outputs side by side from row i and column j on.
+template <typename Column>
+__device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, int i, int j) {
+  Fours out = {};
+  if (!p.limits.adds || i >= p.rows || j >= p.columns) return out;
+  if (p.stores_fours) {
+    const float4 v = *reinterpret_cast<const float4*>(p.residual + Column::Target(p, group, i, j));
+    return {{v.x, v.y, v.z, v.w}};
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
+    if (i + of_i < p.rows && j + of_j < p.columns)
+      out.v[e] = p.residual[Column::Target(p, group, i + of_i, j + of_j)];
+  }
+  return out;
+}
+
+// Stores them.
 template <typename Column>
 __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, int i, int j,
-                                           Fours sums) {
+                                           Fours sums, const Fours& residuals) {
   if (i >= p.rows || j >= p.columns) return;
   const int output = group * p.rows + i;
   if (p.stores_fours) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e]);
+      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], residuals.v[e]);
     }
     *reinterpret_cast<float4*>(y + Column::Target(p, group, i, j)) =
         make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
@@ -233,7 +251,7 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
   for (int e = 0; e < 4; ++e) {
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
     if (i + of_i >= p.rows || j + of_j >= p.columns) return;
-    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e]);
+    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
   }
 }
 
@@ -311,46 +329,64 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     sums.Finish();
   }
 
-  // fn(place in the tile, four outputs side by side from there on).
+  // fn(places in the tile, four outputs side by side from each on), four at a time.
+  using Places = int[4];
+  using Outputs = Fours[4];
   const auto for_fours = [&](const auto& fn) {
 #pragma unroll
     for (int i = 0; i < kFoursDown; ++i) {
 #pragma unroll
       for (int j = 0; j < kFoursAcross; ++j) {
+        const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
+        Places places;
+        Outputs fours;
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
-          Fours four;
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            four.v[e] =
+            fours[line].v[e] =
                 kStoresColumns<Column> ? sums.At(4 * i + e, 4 * j + line) : sums.At(4 * i + line, 4 * j + e);
           }
-          const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
-          fn(kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
-                                    : (at_row + line) * T::kColumns + at_column,
-             four);
+          places[line] = kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
+                                                : (at_row + line) * T::kColumns + at_column;
         }
+        fn(places, fours);
       }
     }
   };
   float* const y = p.y + slice * p.slice_stride;
-  const auto store = [&](int place, const Fours& four) {
-    constexpr int kLine = kStoresColumns<Column> ? T::kRows : T::kColumns;
-    const int line = place / kLine, in_line = place % kLine;
-    const int i = kStoresColumns<Column> ? in_line : line, j = kStoresColumns<Column> ? line : in_line;
-    StoreFours<Column>(p, y, group, i0 + i, j0 + j, four);
+  const auto row_of = [&](int place) {
+    return i0 + (kStoresColumns<Column> ? place % T::kRows : place / T::kColumns);
+  };
+  const auto column_of = [&](int place) {
+    return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
+  };
+  // Residuals come together: the compiler moves none of them across a store, since y may lie where they do.
+  const auto store = [&](const Places& places, const Outputs& fours) {
+    Outputs residuals;
+#pragma unroll
+    for (int line = 0; line < 4; ++line)
+      residuals[line] = LoadResiduals<Column>(p, group, row_of(places[line]), column_of(places[line]));
+#pragma unroll
+    for (int line = 0; line < 4; ++line)
+      StoreFours<Column>(p, y, group, row_of(places[line]), column_of(places[line]), fours[line],
+                         residuals[line]);
   };
   if (!p.in_cluster) return for_fours(store);
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
   const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
-  for_fours([&](int place, const Fours& four) {
-    const int owner = place >> part_bits, in_part = place - owner * part;
-    const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
-                        __float_as_int(four.v[3])};
-    StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
-                   ClusterAddress(SharedAddress(&exchange), owner));
+  for_fours([&](const Places& places, const Outputs& fours) {
+#pragma unroll
+    for (int line = 0; line < 4; ++line) {
+      const int owner = places[line] >> part_bits, in_part = places[line] - owner * part;
+      const auto& v = fours[line].v;
+      const int4 words = {__float_as_int(v[0]), __float_as_int(v[1]), __float_as_int(v[2]),
+                          __float_as_int(v[3])};
+      StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
+                     ClusterAddress(SharedAddress(&exchange), owner));
+    }
   });
   WaitBarrier(SharedAddress(&exchange), 0);
   for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
@@ -358,7 +394,9 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
       return Fours{{v.x, v.y, v.z, v.w}};
     };
-    store(slice * part + at, AddSlices(p.slices, load));
+    const int place = slice * part + at, i = row_of(place), j = column_of(place);
+    const Fours residuals = LoadResiduals<Column>(p, group, i, j);
+    StoreFours<Column>(p, y, group, i, j, AddSlices(p.slices, load), residuals);
   }
 }
 
@@ -383,7 +421,7 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
   const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
   const float sum = AddSlices(p.product.slices, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
-  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum);
+  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, ResidualAt(p.product, at));
 }
 
 // ---- which tile, how many slices
@@ -543,10 +581,12 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   // Outputs that lie side by side.
   const unsigned line =
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
-  const auto stores_fours = [line](const float* y) { return line % 4 == 0 && CommonUnit({y}) == 16; };
+  const auto stores_fours = [line](const Params& p) {
+    return line % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
+  };
   if (geometry.slices == 1 || geometry.in_cluster) {
     return MakeKernelPlan(text, geometry, [=](const Run& run, Params p) {
-      p.stores_fours = stores_fours(p.y);
+      p.stores_fours = stores_fours(p);
       LaunchProduct<Tiles, Column>(run, p, tile, device);
     });
   }
@@ -554,9 +594,9 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   const auto launch = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
-    slices.bias = nullptr;
+    slices.bias = slices.residual = nullptr;
     slices.limits = {};
-    slices.stores_fours = stores_fours(slices.y);
+    slices.stores_fours = stores_fours(slices);
     LaunchProduct<Tiles, Column>(run, slices, tile, device);
     SliceParams finish = {p, p.rows * p.groups};
     finish.product.x = slices.y;

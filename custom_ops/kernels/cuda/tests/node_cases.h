@@ -33,6 +33,7 @@ struct Case {
   FloatPrecision precision = FloatPrecision::kFloat32;
   std::optional<FloatTiling> tiling = std::nullopt;      // of a float product
   bool is_older = false;                                 // likewise; as on a GPU of capability 80
+  bool adds = false;                                     // what is fed last to the sums of a float product
   std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
   std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
   std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise

@@ -147,6 +147,7 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
       limits.low = clips ? c.activation->a : 0;
       if (clips) limits.high = c.activation->b;
     }
+    limits.adds = c.adds;
     const auto pack = [&](const auto& op) {
       return HasTensorProduct(op, older, c.precision)
                  ? PackTensorProduct(op, older, c.precision, limits, *c.tiling)
