@@ -24,7 +24,9 @@ struct Tile {
   // Elements of a column are copied side by side along k, too, which then lie in other banks.
   static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
   // More products for a read are faster.
-  static constexpr double kProducts = kThreadRows * kThreadColumns >= 64 ? 115 : 102, kWeightBytes = 4;
+  static constexpr double kProducts =
+                              kThreadRows * kThreadColumns >= 64 ? ProductRates::kMany : ProductRates::kFew,
+                          kWeightBytes = 4;
   // The threads of a warp: few addresses of either operand, and those next to each other.
   static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
   static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;

@@ -41,6 +41,19 @@ namespace lowbit::cuda {
 
 inline constexpr int kMostSlices = 16;
 
+// What estimates count with, of a multiprocessor. They decide how sums are split, so that another number here is another
+// bit. Those of wgmma are guesses: half of what the units can do. lowbit_cuda_float_bench shows what all tiles take.
+struct ProductRates {
+  // In a clock: bytes of the L2 cache, of a cluster.
+  static constexpr double kBytes = 24, kSent = 16;
+  // In a clock, of very many outputs under way: products of float32 with 32 and with 64 outputs to a thread, of float16,
+  // TF32 and 3xTF32 by mma.sync, by wgmma.
+  static constexpr double kFew = 102, kMany = 115, kMmaHalves = 400, kMmaTf32 = 220, kMma3xTf32 = 80,
+                          kWgmmaHalves = 900, kWgmmaTf32 = 480, kWgmma3xTf32 = 170;
+  static constexpr double kHiding = 3072;               // outputs under way that are half as fast
+  static constexpr double kStart = 1500, kJoin = 1000;  // clocks of the first block, and of its cluster
+};
+
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
   int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
@@ -436,21 +449,19 @@ constexpr int SharedBytes(bool in_cluster) {
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
-  constexpr double kBytes = 24, kSent = 16;      // in a clock: of the L2 cache, of a cluster
-  constexpr double kHiding = 3072;               // outputs under way that are half as fast as very many
-  constexpr double kStart = 1500, kJoin = 1000;  // of the first block, and of its cluster
+  using Rates = ProductRates;
   constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
   const double blocks = std::ceil(tiles * slices / multiprocessors);
   const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
   const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
-  const double rate = T::kProducts * under_way / (under_way + kHiding);
+  const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
   const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
   const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
-  const double stored = 4.0 * T::kOutputs / (slices == 1 ? kBytes : kSent);
-  return kStart + (slices > 1 ? kJoin : 0) +
-         blocks * (std::max(T::kOutputs * longest / rate, bytes / kBytes) + stored);
+  const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
+  return Rates::kStart + (slices > 1 ? Rates::kJoin : 0) +
+         blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
 }
 
 // Calls fn with the tile of that number.

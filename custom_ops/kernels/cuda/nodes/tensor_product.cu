@@ -50,7 +50,9 @@ struct TensorTile {
   static constexpr int kWeightFours = kParts * kTiles * kSteps * kWarp, kWeightFloats = 4 * kWeightFours;
   // The four elements of k that a warp reads at once begin in different banks.
   static constexpr int kPitch = kColumns + 8;
-  static constexpr double kProducts = Of::kHalves ? 400 : kParts == 1 ? 220 : 80;
+  static constexpr double kProducts = Of::kHalves   ? ProductRates::kMmaHalves
+                                      : kParts == 1 ? ProductRates::kMmaTf32
+                                                    : ProductRates::kMma3xTf32;
   static constexpr double kWeightBytes = Of::kHalves ? 2 : 4 * kParts;
   static_assert(kRows <= kMostRows);
 

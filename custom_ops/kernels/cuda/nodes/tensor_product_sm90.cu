@@ -46,7 +46,9 @@ struct WgmmaTile {
   static constexpr int kRowStep = kProducts64 == 2 ? kFourRows : 2 * kFourRows;
   static_assert(kThreadRows * kThreadColumns * kBlock == kOutputs && kThreadRows / 4 * kRowStep == kN &&
                 kColumnStep == kThreadColumns);
-  static constexpr double kProducts = Of::kHalves ? 900 : kParts == 1 ? 480 : 220;
+  static constexpr double kProducts = Of::kHalves   ? ProductRates::kWgmmaHalves
+                                      : kParts == 1 ? ProductRates::kWgmmaTf32
+                                                    : ProductRates::kWgmma3xTf32;
   static constexpr double kWeightBytes = Of::kHalves ? 2 : 4 * kParts;
   static_assert(kRows <= kMostRows && (kProducts64 == 1 || kProducts64 == 2));
 
