@@ -75,6 +75,56 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
         assert not np.allclose(y, expected_y, rtol=0, atol=1e-6), "operands were not rounded"
 
 
+def residual_network() -> onnx.ModelProto:
+    """Blocks that add: two convolutions, one and what enters, one and a bias; and a product that is read twice."""
+    rng = np.random.default_rng(6)
+    constants = [
+        numpy_helper.from_array(rng.standard_normal((16, 16, 3, 3)).astype(np.float32) / 12, f"w{i}")
+        for i in range(5)
+    ]
+    constants.append(numpy_helper.from_array(rng.standard_normal((16, 1, 1)).astype(np.float32), "b"))
+
+    def conv(x: str, w: int, y: str) -> onnx.NodeProto:
+        return helper.make_node("Conv", [x, f"w{w}"], [y], pads=[1, 1, 1, 1])
+
+    nodes = [
+        conv("x", 0, "left"),
+        conv("x", 1, "right"),
+        helper.make_node("Add", ["right", "left"], ["sum"]),
+        helper.make_node("Relu", ["sum"], ["first"]),
+        conv("first", 2, "second"),
+        helper.make_node("Add", ["first", "second"], ["third"]),
+        conv("third", 3, "fourth"),
+        helper.make_node("Add", ["fourth", "b"], ["fifth"]),
+        helper.make_node("Clip", ["fifth", "low", "high"], ["sixth"]),
+        conv("sixth", 4, "seventh"),
+        helper.make_node("Add", ["seventh", "sixth"], ["eighth"]),
+        helper.make_node("Add", ["seventh", "eighth"], ["y"]),
+    ]
+    constants += [numpy_helper.from_array(np.float32(v), n) for n, v in (("low", -1), ("high", 2))]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", "W"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 16, "H", "W"])
+    graph = helper.make_graph(nodes, "residuals", [image], [made], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_an_addition_behind_a_product_is_a_part_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    model = residual_network()
+    x = np.random.default_rng(7).standard_normal((2, 16, 11, 9), dtype=np.float32)
+    apart = opened(model, reference="1").run(None, {"x": x})[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWBIT_PRINT_PLAN", "1")
+        fused = opened(model).run(None, {"x": x})[0]
+    plan = capfd.readouterr().err
+    assert plan.count("float_conv") == 5
+    # One for the bias, which has other dims, and two behind the product that is read twice.
+    assert plan.count("float_binary") == 2
+    assert "unary" not in plan
+    assert np.array_equal(fused, apart), "fusing changed a number"
+    expected = lowbit.session(model).run(None, {"x": x})[0]
+    np.testing.assert_allclose(fused, expected, rtol=0, atol=2e-5)
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(lowbit.LowBitError, match=r"float_precision.*expected float32, 3xtf32, tf32, float16"):
         opened(float_network(), float_precision="int4")

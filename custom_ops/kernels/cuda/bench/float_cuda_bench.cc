@@ -1,6 +1,6 @@
-// Float convolutions of ResNet-50: each tile with each number of slices of float32, the one that the estimate takes
-// first, then the Tensor Cores' precisions; replays of a CUDA graph of equal nodes, medians.
-//   lowbit_cuda_float_bench [batch] [layer]
+// Float convolutions of ResNet-50 in each precision: what the estimate takes, then each tile with each number of slices;
+// replays of a CUDA graph of equal nodes, medians.
+//   lowbit_cuda_float_bench [batch] [layer] [precision]
 // Prints a markdown table.
 #include <cuda_runtime.h>
 
@@ -52,8 +52,11 @@ class Bench {
     made_ = std::make_unique<DeviceBuffer>(floats(y_) * sizeof(float));
   }
 
-  Timed WithTiling(const FloatTiling& tiling) { return Time(*PackTiled(op_, device_, limits_, tiling)); }
-  Timed WithPrecision(FloatPrecision precision) { return Time(*Pack(op_, device_, precision, limits_)); }
+  Timed WithTiling(FloatPrecision precision, const FloatTiling& tiling) {
+    return Time(HasTensorProduct(op_, device_, precision)
+                    ? *PackTensorProduct(op_, device_, precision, limits_, tiling)
+                    : *PackTiled(op_, device_, limits_, tiling));
+  }
 
  private:
   Timed Time(const PackedNode& node) {
@@ -75,10 +78,9 @@ class Bench {
   std::unique_ptr<DeviceBuffer> fed_, made_;
 };
 
-void Measure(int64_t batch, const std::string& only) {
+void Measure(int64_t batch, const std::string& only, const std::string& only_precision) {
   std::cout << Device::Query(0).name << ", batch " << batch
-            << "\n\n| layer | estimate's | us | best three | 3xtf32 us | float16 us |\n"
-            << "| --- | --- | --- | --- | --- | --- |\n"
+            << "\n\n| layer | precision | estimate's | us | best three |\n| --- | --- | --- | --- | --- |\n"
             << std::fixed << std::setprecision(1);
   std::vector<Layer> layers = {{"stem", 3, 224, 64, 7, 2, 3, 1, {}, {}},
                                {"3x3 128 14x14", 128, 14, 128, 3, 1, 1, 1, {}, {}},
@@ -88,18 +90,23 @@ void Measure(int64_t batch, const std::string& only) {
   for (const Layer& layer : layers) {
     if (!only.empty() && only != layer.name) continue;
     Bench bench(layer, batch);
-    const Timed chosen = bench.WithTiling({});
-    std::vector<Timed> all;
-    for (int tile = 0; tile < FloatTiling::kTiles - 1; ++tile) {
-      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench.WithTiling({tile, slices}));
+    for (const FloatPrecision precision : {FloatPrecision::kFloat32, FloatPrecision::k3xTf32,
+                                           FloatPrecision::kTf32, FloatPrecision::kFloat16}) {
+      if (!only_precision.empty() && only_precision != NameOf(precision)) continue;
+      const Timed chosen = bench.WithTiling(precision, {});
+      std::vector<Timed> all;
+      for (int tile = 0; tile < FloatTiling::kTensorTiles; ++tile) {
+        for (int slices = 1; slices <= 16; slices *= 2) {
+          all.push_back(bench.WithTiling(precision, {tile, slices}));
+        }
+      }
+      std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
+      std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
+                << layer.out << " | " << NameOf(precision) << " | " << chosen.text << " | " << chosen.us
+                << " | ";
+      for (int i = 0; i < 3; ++i) std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
+      std::cout << " |\n" << std::flush;
     }
-    std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
-    std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
-              << layer.out << " | " << chosen.text << " | " << chosen.us << " | ";
-    for (int i = 0; i < 3; ++i) std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
-    std::cout << " | " << bench.WithPrecision(FloatPrecision::k3xTf32).us << " | "
-              << bench.WithPrecision(FloatPrecision::kFloat16).us << " |\n"
-              << std::flush;
   }
 }
 
@@ -108,7 +115,8 @@ void Measure(int64_t batch, const std::string& only) {
 
 int main(int argc, char** argv) {
   try {
-    lowbit::cuda::Measure(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "");
+    lowbit::cuda::Measure(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "",
+                          argc > 3 ? argv[3] : "");
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

@@ -1,5 +1,6 @@
-// wgmma on int8 and on bits for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a warpgroup,
-// both operands in shared memory in 128-byte swizzled rows of k; 32 bytes of bits are 256 of them. Thread t holds d[4 j + {0, 1}] = row
+// wgmma on int8, on bits and on floats for the tile widths in use: d[64 x kN] += a[64 x 32] * b[kN x 32]^T by a
+// warpgroup, both operands in shared memory in 128-byte swizzled rows of k, or a in registers; 32 bytes of bits are 256
+// of them, 32 bytes of floats 16 float16 numbers or 8 in TF32. Thread t holds d[4 j + {0, 1}] = row
 // t / 32 * 16 + t % 32 / 4, columns 8 j + t % 4 * 2 + {0, 1}, and d[4 j + {2, 3}] eight rows below: the
 // fragment of mma.sync. Only for sm_90a.
 #pragma once
@@ -25,11 +26,19 @@ __device__ __forceinline__ void HoldRegisters(int (&sums)[kCount]) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) asm volatile("" : "+r"(sums[j])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void HoldRegisters(float (&sums)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) asm volatile("" : "+f"(sums[j])::"memory");
+}
 #define LOWBIT_SUMS_4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
 #define LOWBIT_SUMS_8(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4)
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
 #define LOWBIT_SUMS_64(i) \
   LOWBIT_SUMS_16(i), LOWBIT_SUMS_16(i + 16), LOWBIT_SUMS_16(i + 32), LOWBIT_SUMS_16(i + 48)
+#define LOWBIT_FLOATS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define LOWBIT_FLOATS_16(i) \
+  LOWBIT_FLOATS_4(i), LOWBIT_FLOATS_4(i + 4), LOWBIT_FLOATS_4(i + 8), LOWBIT_FLOATS_4(i + 12)
 // As many operands of an instruction.
 #define LOWBIT_OPERANDS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define LOWBIT_OPERANDS_32 \
@@ -105,6 +114,30 @@ __device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint6
 #undef LOWBIT_WGMMA_BITS
 }
 
+// As MultiplyRows, of floats: float16 numbers or such in TF32.
+template <bool kHalves, bool kAdds = true, int kSums>
+__device__ __forceinline__ void MultiplyFloatRows(float (&d)[kSums], const unsigned (&a)[4], uint64_t b) {
+#define LOWBIT_WGMMA_FLOATS(n, sums, operands, ...)                                                          \
+  if constexpr (kHalves) {                                                                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " operands ", 1, 1, 0;" \
+                 : __VA_ARGS__                                                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));                  \
+  } else {                                                                                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" sums "}, " operands ", 1, 1;"   \
+                 : __VA_ARGS__                                                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdds ? 1 : 0));                  \
+  }
+  if constexpr (kSums == 32) {
+    LOWBIT_WGMMA_FLOATS(64, LOWBIT_OPERANDS_32, "{%32, %33, %34, %35}, %36, %37", LOWBIT_FLOATS_16(0),
+                        LOWBIT_FLOATS_16(16))
+  } else {
+    static_assert(kSums == 64);
+    LOWBIT_WGMMA_FLOATS(128, LOWBIT_OPERANDS_64, "{%64, %65, %66, %67}, %68, %69", LOWBIT_FLOATS_16(0),
+                        LOWBIT_FLOATS_16(16), LOWBIT_FLOATS_16(32), LOWBIT_FLOATS_16(48))
+  }
+#undef LOWBIT_WGMMA_FLOATS
+}
+
 #undef LOWBIT_WGMMA
 #undef LOWBIT_OPERANDS_128
 #undef LOWBIT_OPERANDS_72
@@ -112,6 +145,8 @@ __device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint6
 #undef LOWBIT_OPERANDS_64
 #undef LOWBIT_OPERANDS_32
 #undef LOWBIT_OPERANDS_16
+#undef LOWBIT_FLOATS_16
+#undef LOWBIT_FLOATS_4
 #undef LOWBIT_SUMS_64
 #undef LOWBIT_SUMS_16
 #undef LOWBIT_SUMS_8

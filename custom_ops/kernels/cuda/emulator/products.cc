@@ -49,38 +49,6 @@ void AddProducts(Elements of, const uint8_t (&a)[kWarp], const uint8_t (&b)[kWar
   sum = static_cast<int>(static_cast<unsigned>(sum) + static_cast<unsigned>(products));
 }
 
-void MultiplyNow(const Product& p) {
-  const int thread = current->number % 128, row = thread / kWarp * 16 + thread % kWarp / 4;
-  uint8_t a[2][kWarp];
-  for (int half = 0; half < 2; ++half) {
-    if (p.has_rows) {
-      std::memcpy(a[half], p.rows[half], kWarp);
-    } else {
-      LoadRow(p.a, row + 8 * half, a[half]);
-    }
-  }
-  for (int column = 0; column < p.n / 4; ++column) {
-    uint8_t b[kWarp];
-    LoadRow(p.b, column / 2 * 8 + thread % 4 * 2 + column % 2, b);
-    for (int half = 0; half < 2; ++half) {
-      int& sum = p.sums[column / 2 * 4 + half * 2 + column % 2];
-      if (!p.adds) sum = 0;
-      AddProducts(p.of, a[half], b, sum);
-    }
-  }
-}
-
-// The i-th of a thread's two columns of b[8 x 32], of which each thread of the warp has shown two words.
-template <typename Shown>
-void GatherColumn(const Shown& shown, int i, uint8_t (&column)[kWarp]) {
-  const int first = (current->number % 4 * 2 + i) * 4;
-  for (int lane = 0; lane < 4; ++lane) {
-    const std::array<unsigned, 2> words = shown[first + lane];
-    std::memcpy(&column[lane * 4], &words[0], 4);
-    std::memcpy(&column[16 + lane * 4], &words[1], 4);
-  }
-}
-
 double ProductOfWords(bool halves, const uint8_t* a, const uint8_t* b) {
   if (!halves) {
     float x = 0, y = 0;
@@ -96,6 +64,52 @@ double ProductOfWords(bool halves, const uint8_t* a, const uint8_t* b) {
     sum += double{FromHalf(x)} * FromHalf(y);
   }
   return sum;
+}
+
+void AddFloatProducts(bool halves, const uint8_t (&a)[kWarp], const uint8_t (&b)[kWarp], float& sum) {
+  double exact = sum;
+  for (int at = 0; at < kWarp; at += 4) exact += ProductOfWords(halves, a + at, b + at);
+  sum = static_cast<float>(exact);
+}
+
+void MultiplyNow(const Product& p) {
+  const int thread = current->number % 128, row = thread / kWarp * 16 + thread % kWarp / 4;
+  uint8_t a[2][kWarp];
+  for (int half = 0; half < 2; ++half) {
+    if (p.has_rows) {
+      std::memcpy(a[half], p.rows[half], kWarp);
+    } else {
+      LoadRow(p.a, row + 8 * half, a[half]);
+    }
+  }
+  for (int column = 0; column < p.n / 4; ++column) {
+    uint8_t b[kWarp];
+    LoadRow(p.b, column / 2 * 8 + thread % 4 * 2 + column % 2, b);
+    for (int half = 0; half < 2; ++half) {
+      const auto add = [&](auto* sums, const auto& products) {
+        auto& sum = sums[column / 2 * 4 + half * 2 + column % 2];
+        if (!p.adds) sum = 0;
+        products(sum);
+      };
+      if (p.of == Elements::kHalves || p.of == Elements::kTf32) {
+        add(static_cast<float*>(p.sums),
+            [&](float& sum) { AddFloatProducts(p.of == Elements::kHalves, a[half], b, sum); });
+      } else {
+        add(static_cast<int*>(p.sums), [&](int& sum) { AddProducts(p.of, a[half], b, sum); });
+      }
+    }
+  }
+}
+
+// The i-th of a thread's two columns of b[8 x 32], of which each thread of the warp has shown two words.
+template <typename Shown>
+void GatherColumn(const Shown& shown, int i, uint8_t (&column)[kWarp]) {
+  const int first = (current->number % 4 * 2 + i) * 4;
+  for (int lane = 0; lane < 4; ++lane) {
+    const std::array<unsigned, 2> words = shown[first + lane];
+    std::memcpy(&column[lane * 4], &words[0], 4);
+    std::memcpy(&column[16 + lane * 4], &words[1], 4);
+  }
 }
 
 // add(row, column, sum) for each of a thread's sums.
@@ -133,9 +147,7 @@ void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsi
 
 void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   ForEachSum(c, a, b0, b1, [&](const uint8_t (&row)[kWarp], const uint8_t (&column)[kWarp], float& sum) {
-    double exact = sum;
-    for (int at = 0; at < kWarp; at += 4) exact += ProductOfWords(halves, row + at, column + at);
-    sum = static_cast<float>(exact);
+    AddFloatProducts(halves, row, column, sum);
   });
 }
 

@@ -7,16 +7,17 @@
 
 namespace lowbit::cuda::emulator {
 
-// What the bytes of operands hold; those of b are signed codes, or bits.
-enum class Elements { kUnsignedCodes, kSignedCodes, kBits };
+// What the bytes of operands hold; where those of a are codes, those of b are signed ones.
+enum class Elements { kUnsignedCodes, kSignedCodes, kBits, kHalves, kTf32 };
 inline Elements CodesOf(bool is_signed) {
   return is_signed ? Elements::kSignedCodes : Elements::kUnsignedCodes;
 }
 
 // This thread's part of wgmma's d[64 x n] += a[64 x 32] * b[n x 32]^T; `a` and `b` are descriptors. With
-// `rows` it is the thread's two rows of a.
+// `rows` it is the thread's two rows of a. Sums are int32, or float32 where the elements are floats: those are rounded
+// once, which the GPU does not promise.
 struct Product {
-  int* sums;
+  void* sums;
   int n;
   Elements of;
   bool adds;
@@ -32,8 +33,7 @@ void GatherRows(const unsigned (&a)[4], uint8_t (&rows)[2][kWarp]);
 // mma.sync: this thread's part of c[16 x 8] += a[16 x 32] * b[8 x 32]^T.
 void MultiplyFragments(bool is_signed, int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
-// The same of floats, a[16 x 8 words] * b[8 x 8 words]^T: words of two float16 numbers, or of one in TF32. Sums are
-// rounded once, which the GPU does not promise.
+// The same of floats, a[16 x 8 words] * b[8 x 8 words]^T: words of two float16 numbers, or of one in TF32.
 void MultiplyFloatFragments(bool halves, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
 }  // namespace lowbit::cuda::emulator

@@ -77,6 +77,11 @@ std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device&
 // A float product and the Relu or Clip that alone reads it, as one kernel. Throws Error for other nodes.
 std::unique_ptr<PackedNode> PackActivated(const StandardNode& product, const StandardNode& activation,
                                           const Device& device, FloatPrecision precision);
+// A float product with constant weights, the Add that alone reads it, and the Relu or Clip that alone reads that, or
+// null, as one kernel. Fed: what the product is, then the other operand of the Add. Where that has other dims than the
+// product makes they are several kernels. Throws Error for other nodes.
+std::unique_ptr<PackedNode> PackAdded(const StandardNode& product, const StandardNode* activation,
+                                      const Device& device, FloatPrecision precision);
 // An operation on two float32 tensors and the LowBitQuantize that alone reads it, as one kernel. Throws Error for
 // quantizers that do not fit.
 bool FusesQuantize(const QuantizeNode& quantize);

@@ -16,14 +16,17 @@ struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock,
+                       kRegisters = 128;
   static constexpr int kDepth = 16;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
   // Elements of a column are copied side by side along k, too, which then lie in other banks.
   static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
   // More products for a read are faster.
-  static constexpr double kProducts = kThreadRows * kThreadColumns >= 64 ? 115 : 102, kWeightBytes = 4;
+  static constexpr double kProducts =
+                              kThreadRows * kThreadColumns >= 64 ? ProductRates::kMany : ProductRates::kFew,
+                          kWeightBytes = 4;
   // The threads of a warp: few addresses of either operand, and those next to each other.
   static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
   static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;
@@ -109,7 +112,8 @@ __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ F
       }
     }
   }
-  p.y[ConvColumn::Target(p, group, row, j)] = FinishSum(p, channel, sum);
+  const int64_t at = ConvColumn::Target(p, group, row, j);
+  p.y[at] = FinishSum(p, channel, sum, ResidualAt(p, at));
 }
 
 // Whether a thread sums an output, front to back.

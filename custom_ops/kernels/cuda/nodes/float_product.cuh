@@ -13,7 +13,8 @@
 namespace lowbit::cuda {
 
 struct ProductParams : Tensors<float, float> {
-  const float* bias = nullptr;  // [groups][rows], or null
+  const float* bias = nullptr;      // [groups][rows], or null
+  const float* residual = nullptr;  // as y, where limits.adds
   Limits limits;
   int rows = 0, columns = 0;
   // Gemm: element k of column j is x[j * column_step + k * k_step], and of y row i of column j is
@@ -30,9 +31,15 @@ __device__ __forceinline__ float Limited(const Limits& limits, float sum) {
   return sum > limits.high ? limits.high : sum;
 }
 
+// What is added to the sum at a place of y.
+__device__ __forceinline__ float ResidualAt(const ProductParams& p, int64_t at) {
+  return p.limits.adds ? p.residual[at] : 0.0f;
+}
+
 // What is stored of a sum.
-__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum) {
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
   if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+  if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
 }
 
@@ -134,10 +141,13 @@ PackedNodePtr MakeProduct(const Op& op, Params shared, const std::vector<Weight>
   const auto memory = constants.Upload(device);
   const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     Params geometry = shared;
-    SetShapes(op, fed[0], y, geometry);
-    return plan(geometry);
+    const TensorShape made = OutputOf(StandardNode(op), fed.first(1));
+    SetShapes(op, fed[0], made, geometry);
+    if (!geometry.limits.adds || fed[1].dims == made.dims) return plan(geometry);
+    const Limits limits = std::exchange(geometry.limits, {});
+    return PlanApart(plan(geometry), made, fed[1], y, limits, device);
   };
-  return MakeNode(of_shapes, memory);
+  return MakeNode(of_shapes, memory, shared.limits.adds ? std::optional<size_t>(1) : std::nullopt);
 }
 
 }  // namespace lowbit::cuda

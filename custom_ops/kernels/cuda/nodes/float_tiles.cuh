@@ -13,6 +13,7 @@
 //   Params                      of the kernel, SplitParams and what else its weights need;
 //   kRows, kColumns, kOutputs   of the tile;
 //   kBlocks                     that a multiprocessor is to have registers for;
+//   kRegisters                  of a thread, about;
 //   kThreadRows, kThreadColumns outputs of one of its kBlock threads, in squares of four, kRowStep and kColumnStep apart;
 //   kStages, kDepth             stages, and elements of k in each;
 //   kWeightFloats, kPitch       in a stage: weights, and from one element of k of the columns to the next;
@@ -20,6 +21,10 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
+// Where products are made while the threads do something else, it also has
+//   Weights::Wait               until those of a stage are there;
+//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones;
+//   TapSource                   of columns where p.taps_first.
 #pragma once
 
 #include <cmath>
@@ -36,17 +41,36 @@ namespace lowbit::cuda {
 
 inline constexpr int kMostSlices = 16;
 
+// What estimates count with, of a multiprocessor. They decide how sums are split, so that another number here is another
+// bit. Those of wgmma are guesses: half of what the units can do. lowbit_cuda_float_bench shows what all tiles take.
+struct ProductRates {
+  // In a clock: bytes of the L2 cache, of a cluster.
+  static constexpr double kBytes = 24, kSent = 16;
+  // In a clock, of very many outputs under way: products of float32 with 32 and with 64 outputs to a thread, of float16,
+  // TF32 and 3xTF32 by mma.sync, by wgmma.
+  static constexpr double kFew = 102, kMany = 115, kMmaHalves = 400, kMmaTf32 = 220, kMma3xTf32 = 80,
+                          kWgmmaHalves = 900, kWgmmaTf32 = 480, kWgmma3xTf32 = 170;
+  static constexpr double kHiding = 3072;               // outputs under way that are half as fast
+  static constexpr double kStart = 1500, kJoin = 1000;  // clocks of the first block, and of its cluster
+};
+
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
   int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
   bool in_cluster = false;    // the blocks of a tile's slices are a cluster
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
+  bool taps_first = false;  // k runs over the taps and inside one over its channels, which fill whole stages
   FastDivisor by_taps;
 };
 
 template <typename T>
 inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
+
+// Whether products are made while the threads do something else. Such tiles are large: what the blocks of a cluster send
+// each other takes the place of the stages.
+template <typename T>
+inline constexpr bool kIsAsync = requires { typename T::TapSource; };
 
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
@@ -203,16 +227,34 @@ __device__ __forceinline__ Fours AddSlices(int slices, const Load& load) {
 template <typename Column>
 inline constexpr bool kStoresColumns = std::is_same_v<Column, GemmColumn>;
 
-// Four outputs side by side from row i and column j on.
+// What is added to four outputs side by side from row i and column j on.
+template <typename Column>
+__device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, int i, int j) {
+  Fours out = {};
+  if (!p.limits.adds || i >= p.rows || j >= p.columns) return out;
+  if (p.stores_fours) {
+    const float4 v = *reinterpret_cast<const float4*>(p.residual + Column::Target(p, group, i, j));
+    return {{v.x, v.y, v.z, v.w}};
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
+    if (i + of_i < p.rows && j + of_j < p.columns)
+      out.v[e] = p.residual[Column::Target(p, group, i + of_i, j + of_j)];
+  }
+  return out;
+}
+
+// Stores them.
 template <typename Column>
 __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, int i, int j,
-                                           Fours sums) {
+                                           Fours sums, const Fours& residuals) {
   if (i >= p.rows || j >= p.columns) return;
   const int output = group * p.rows + i;
   if (p.stores_fours) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e]);
+      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], residuals.v[e]);
     }
     *reinterpret_cast<float4*>(y + Column::Target(p, group, i, j)) =
         make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
@@ -222,18 +264,18 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
   for (int e = 0; e < 4; ++e) {
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
     if (i + of_i >= p.rows || j + of_j >= p.columns) return;
-    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e]);
+    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
   }
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
-    ProductTiles(const __grid_constant__ typename T::Params p) {
+__device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
   float* const stages = reinterpret_cast<float*>(shared);
-  float* const received = stages + kStages * kStageFloats<T>;  // [slices][a part of the tile]
+  // [slices][a part of the tile]
+  float* const received = kIsAsync<T> ? stages : stages + kStages * kStageFloats<T>;
   const int tid = static_cast<int>(threadIdx.x);
   const int group = static_cast<int>(blockIdx.z) / p.slices,
             slice = static_cast<int>(blockIdx.z) - group * p.slices;
@@ -246,7 +288,7 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
       FenceBarrierInit();
       ArriveExpecting(SharedAddress(&exchange), T::kOutputs * 4);
     }
-    ClusterArrive();
+    if constexpr (!kIsAsync<T>) ClusterArrive();
   }
 
   typename T::Sums sums;
@@ -267,10 +309,8 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
   }
 
   int stage = 0;
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    WaitForCopies<kStages - 2>();
-    __syncthreads();
+  uint32_t parity = 0;
+  const auto fetch_next = [&](int step) {
     const int next = step + kStages - 1;
     if (next < steps) {
       const int target = stage == 0 ? kStages - 1 : stage - 1;  // read in the last step
@@ -279,51 +319,87 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
       source.Prepare(k0 + (next + 1) * T::kDepth, stage);
     }
     CommitCopies();
-    sums.Multiply(stages + stage * kStageFloats<T>, stages + stage * kStageFloats<T> + T::kWeightFloats);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+  };
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    float* const weights_of_stage = stages + stage * kStageFloats<T>;
+    if constexpr (kIsAsync<T>) {
+      weights.Wait(stage, parity);
+      sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
+      fetch_next(step);
+      sums.Wait();
+    } else {
+      fetch_next(step);
+      sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
+    }
+    if (++stage == kStages) stage = 0, parity ^= 1;
   }
   LetSuccessorsStart();
+  if constexpr (kIsAsync<T>) {
+    if (p.in_cluster) ClusterArrive();
+    sums.Finish();
+  }
 
-  // fn(place in the tile, four outputs side by side from there on).
+  // fn(places in the tile, four outputs side by side from each on), four at a time.
+  using Places = int[4];
+  using Outputs = Fours[4];
   const auto for_fours = [&](const auto& fn) {
 #pragma unroll
     for (int i = 0; i < kFoursDown; ++i) {
 #pragma unroll
       for (int j = 0; j < kFoursAcross; ++j) {
+        const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
+        Places places;
+        Outputs fours;
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
-          Fours four;
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            four.v[e] =
+            fours[line].v[e] =
                 kStoresColumns<Column> ? sums.At(4 * i + e, 4 * j + line) : sums.At(4 * i + line, 4 * j + e);
           }
-          const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
-          fn(kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
-                                    : (at_row + line) * T::kColumns + at_column,
-             four);
+          places[line] = kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
+                                                : (at_row + line) * T::kColumns + at_column;
         }
+        fn(places, fours);
       }
     }
   };
   float* const y = p.y + slice * p.slice_stride;
-  const auto store = [&](int place, const Fours& four) {
-    constexpr int kLine = kStoresColumns<Column> ? T::kRows : T::kColumns;
-    const int line = place / kLine, in_line = place % kLine;
-    const int i = kStoresColumns<Column> ? in_line : line, j = kStoresColumns<Column> ? line : in_line;
-    StoreFours<Column>(p, y, group, i0 + i, j0 + j, four);
+  const auto row_of = [&](int place) {
+    return i0 + (kStoresColumns<Column> ? place % T::kRows : place / T::kColumns);
+  };
+  const auto column_of = [&](int place) {
+    return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
+  };
+  // Residuals come together: the compiler moves none of them across a store, since y may lie where they do.
+  const auto store = [&](const Places& places, const Outputs& fours) {
+    Outputs residuals;
+#pragma unroll
+    for (int line = 0; line < 4; ++line)
+      residuals[line] = LoadResiduals<Column>(p, group, row_of(places[line]), column_of(places[line]));
+#pragma unroll
+    for (int line = 0; line < 4; ++line)
+      StoreFours<Column>(p, y, group, row_of(places[line]), column_of(places[line]), fours[line],
+                         residuals[line]);
   };
   if (!p.in_cluster) return for_fours(store);
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
   const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
-  for_fours([&](int place, const Fours& four) {
-    const int owner = place >> part_bits, in_part = place - owner * part;
-    const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
-                        __float_as_int(four.v[3])};
-    StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
-                   ClusterAddress(SharedAddress(&exchange), owner));
+  for_fours([&](const Places& places, const Outputs& fours) {
+#pragma unroll
+    for (int line = 0; line < 4; ++line) {
+      const int owner = places[line] >> part_bits, in_part = places[line] - owner * part;
+      const auto& v = fours[line].v;
+      const int4 words = {__float_as_int(v[0]), __float_as_int(v[1]), __float_as_int(v[2]),
+                          __float_as_int(v[3])};
+      StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
+                     ClusterAddress(SharedAddress(&exchange), owner));
+    }
   });
   WaitBarrier(SharedAddress(&exchange), 0);
   for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
@@ -331,8 +407,19 @@ __global__ void __launch_bounds__(T::kBlock, T::kBlocks)
       const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
       return Fours{{v.x, v.y, v.z, v.w}};
     };
-    store(slice * part + at, AddSlices(p.slices, load));
+    const int place = slice * part + at, i = row_of(place), j = column_of(place);
+    const Fours residuals = LoadResiduals<Column>(p, group, i, j);
+    StoreFours<Column>(p, y, group, i, j, AddSlices(p.slices, load), residuals);
   }
+}
+
+template <typename Source, typename Column, typename T>
+__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+    ProductTiles(const __grid_constant__ typename T::Params p) {
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!kIsAsync<T>)  // those are launched on Hopper alone
+#endif
+    MakeTile<Source, Column, T>(p);
 }
 
 // The sums of slices in the workspace.
@@ -347,34 +434,34 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
   const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
   const float sum = AddSlices(p.product.slices, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
-  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum);
+  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, ResidualAt(p.product, at));
 }
 
 // ---- which tile, how many slices
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  return (T::kStages * kStageFloats<T> + (in_cluster ? T::kOutputs : 0)) * static_cast<int>(sizeof(float));
+  constexpr int kStaged = T::kStages * kStageFloats<T>;
+  const int received = in_cluster ? T::kOutputs : 0;
+  return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
-  constexpr double kBytes = 24, kSent = 16;      // in a clock: of the L2 cache, of a cluster
-  constexpr double kHiding = 3072;               // outputs under way that are half as fast as very many
-  constexpr double kStart = 1500, kJoin = 1000;  // of the first block, and of its cluster
-  constexpr int kThreadsAtOnce = 65536 / 128, kShared = 227 << 10;  // of 128 registers; bytes
+  using Rates = ProductRates;
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
   const double blocks = std::ceil(tiles * slices / multiprocessors);
   const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
   const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
-  const double rate = T::kProducts * under_way / (under_way + kHiding);
+  const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
   const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
   const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
-  const double stored = 4.0 * T::kOutputs / (slices == 1 ? kBytes : kSent);
-  return kStart + (slices > 1 ? kJoin : 0) +
-         blocks * (std::max(T::kOutputs * longest / rate, bytes / kBytes) + stored);
+  const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
+  return Rates::kStart + (slices > 1 ? Rates::kJoin : 0) +
+         blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
 }
 
 // Calls fn with the tile of that number.
@@ -474,11 +561,11 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
     if constexpr (kStoresColumns<Column>) {
       LaunchTile<LinesSource<T>, Column, T>(run, p, device);
     } else if constexpr (kMayUse<Column, T>) {
-      if (HasFours(p)) {
-        LaunchTile<FoursSource<T>, Column, T>(run, p, device);
-      } else {
-        LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      if constexpr (kIsAsync<T>) {
+        if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }
+      LaunchTile<WindowSource<T>, Column, T>(run, p, device);
     }
   });
 }
@@ -505,10 +592,12 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   // Outputs that lie side by side.
   const unsigned line =
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
-  const auto stores_fours = [line](const float* y) { return line % 4 == 0 && CommonUnit({y}) == 16; };
+  const auto stores_fours = [line](const Params& p) {
+    return line % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
+  };
   if (geometry.slices == 1 || geometry.in_cluster) {
     return MakeKernelPlan(text, geometry, [=](const Run& run, Params p) {
-      p.stores_fours = stores_fours(p.y);
+      p.stores_fours = stores_fours(p);
       LaunchProduct<Tiles, Column>(run, p, tile, device);
     });
   }
@@ -516,9 +605,9 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   const auto launch = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
-    slices.bias = nullptr;
+    slices.bias = slices.residual = nullptr;
     slices.limits = {};
-    slices.stores_fours = stores_fours(slices.y);
+    slices.stores_fours = stores_fours(slices);
     LaunchProduct<Tiles, Column>(run, slices, tile, device);
     SliceParams finish = {p, p.rows * p.groups};
     finish.product.x = slices.y;

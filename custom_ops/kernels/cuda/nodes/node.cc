@@ -22,17 +22,20 @@ class FunctionPlan final : public NodePlan {
 
 class FunctionNode final : public PackedNode {
  public:
-  FunctionNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants)
-      : plan_(std::move(plan)), constants_(std::move(constants)) {}
+  FunctionNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants,
+               std::optional<size_t> overwrites)
+      : plan_(std::move(plan)), constants_(std::move(constants)), overwrites_(overwrites) {}
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     for (const TensorShape& tensor : fed) CountOf(tensor.dims);
     CountOf(y.dims);
     return Hold(plan_(fed, y), constants_);
   }
+  std::optional<size_t> Overwrites() const override { return overwrites_; }
 
  private:
   PlanFunction plan_;
   std::shared_ptr<const DeviceMemory> constants_;
+  std::optional<size_t> overwrites_;
 };
 
 class StoringNode final : public PackedNode {
@@ -76,8 +79,31 @@ NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants
   return {both, both->first.get()};
 }
 
-PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants) {
-  return std::make_unique<FunctionNode>(std::move(plan), std::move(constants));
+PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants,
+                       std::optional<size_t> overwrites) {
+  return std::make_unique<FunctionNode>(std::move(plan), std::move(constants), overwrites);
+}
+
+NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
+                      const TensorShape& y, const Limits& limits, const Device& device) {
+  const TensorShape operands[] = {made, residual};
+  const NodePlanPtr add = Pack(FloatBinaryOp{FloatBinaryKind::kAdd}, device)->Plan(operands, y);
+  const NodePlanPtr clip = Pack(UnaryOp{UnaryKind::kClip, limits.low, limits.high}, device)->Plan({&y, 1}, y);
+  const bool clips = limits.low > -std::numeric_limits<float>::infinity() ||
+                     limits.high < std::numeric_limits<float>::infinity();
+  const size_t scratch = product->WorkspaceBytes();
+  const auto launch = [=](const Run& run) {
+    auto* const at = static_cast<uint8_t*>(run.workspace);
+    product->Launch(run.fed.first(1), at + scratch, at, run.queue);
+    const void* const fed[] = {at + scratch, run.fed[1]};
+    add->Launch(fed, run.y, nullptr, run.queue);
+    const void* const sums[] = {run.y};
+    if (clips) clip->Launch(sums, run.y, nullptr, run.queue);
+  };
+  constexpr int64_t kUnit = 256;
+  const int64_t bytes = CountOf(made.dims) * static_cast<int64_t>(sizeof(float));
+  return MakePlan(product->Text() + ", add", launch,
+                  scratch + static_cast<size_t>(BlocksFor(bytes, kUnit) * kUnit));
 }
 
 StoredChannels::StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
@@ -151,6 +177,17 @@ template <typename Node>
 constexpr bool kIsProduct = std::is_same_v<Node, FloatGemmOp> || std::is_same_v<Node, FloatMatmulOp> ||
                             std::is_same_v<Node, FloatConvOp>;
 
+Limits LimitsOf(const StandardNode& activation) {
+  const auto* const unary = std::get_if<UnaryOp>(&activation);
+  const bool clips = unary != nullptr && unary->kind == UnaryKind::kClip;
+  Require(clips || (unary != nullptr && unary->kind == UnaryKind::kRelu),
+          "a float product is fused with a Relu or a Clip alone");
+  Limits limits;
+  limits.low = clips ? unary->a : 0;
+  if (clips) limits.high = unary->b;
+  return limits;
+}
+
 }  // namespace
 
 PackedNodePtr PackStandard(const StandardNode& node, const Device& device, FloatPrecision precision) {
@@ -179,15 +216,20 @@ bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool) {
   return transpose.perm == to_front;
 }
 
+PackedNodePtr PackAdded(const StandardNode& product, const StandardNode* activation, const Device& device,
+                        FloatPrecision precision) {
+  Limits limits = activation != nullptr ? LimitsOf(*activation) : Limits{};
+  limits.adds = true;
+  if (const auto* const gemm = std::get_if<FloatGemmOp>(&product))
+    return Pack(*gemm, device, precision, limits);
+  const auto* const conv = std::get_if<FloatConvOp>(&product);
+  Require(conv != nullptr, "a tensor is added to the sums of a float product with constant weights alone");
+  return Pack(*conv, device, precision, limits);
+}
+
 PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,
                             FloatPrecision precision) {
-  const auto* const unary = std::get_if<UnaryOp>(&activation);
-  const bool clips = unary != nullptr && unary->kind == UnaryKind::kClip;
-  Require(clips || (unary != nullptr && unary->kind == UnaryKind::kRelu),
-          "a float product is fused with a Relu or a Clip alone");
-  Limits limits;
-  limits.low = clips ? unary->a : 0;
-  if (clips) limits.high = unary->b;
+  const Limits limits = LimitsOf(activation);
   const auto pack = [&](const auto& kind) -> PackedNodePtr {
     if constexpr (kIsProduct<std::decay_t<decltype(kind)>>) {
       return Pack(kind, device, precision, limits);

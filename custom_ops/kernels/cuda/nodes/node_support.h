@@ -60,9 +60,11 @@ PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
 PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
 PackedNodePtr Pack(const UnaryOp& op, const Device& device);
 PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
-// What a Relu or a Clip behind a product leaves of its sums; numbers that are none pass.
+// What becomes of a product's sums: what is fed behind x is added (adds), then a Relu or a Clip leaves what lies between;
+// numbers that are none pass.
 struct Limits {
   float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
+  bool adds = false;
 };
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
@@ -74,7 +76,7 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
 // tiles, of which a Conv has all but the last, and at most so many slices of the sums, a power of two up to 16.
 struct FloatTiling {
-  static constexpr int kTiles = 5;
+  static constexpr int kTiles = 5, kTensorTiles = 4;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -95,9 +97,14 @@ SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShap
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);
 PackedNodePtr PackTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits);
+                                const Limits& limits, const FloatTiling& tiling = {});
 PackedNodePtr PackTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits);
+                                const Limits& limits, const FloatTiling& tiling = {});
+// tensor_product_sm90.cu: the same on Hopper.
+PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
+                               const Limits& limits, const FloatTiling& tiling);
+PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                               const Limits& limits, const FloatTiling& tiling);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {
@@ -125,6 +132,7 @@ NodePlanPtr MakePlan(std::string text, LaunchFunction launch, size_t workspace_b
 
 // The same for kernels that make a tensor of `count` elements at `y` from one at `x`, all members of their
 // parameters: `launch` gets those with the tensors of the run, and is not called where there is no element.
+// Where limits.adds says so, `residual` is the tensor fed behind x.
 template <typename Params, typename Launch>
 NodePlanPtr MakeKernelPlan(std::string text, const Params& geometry, Launch launch,
                            size_t workspace_bytes = 0) {
@@ -133,6 +141,9 @@ NodePlanPtr MakeKernelPlan(std::string text, const Params& geometry, Launch laun
     Params p = geometry;
     p.x = static_cast<decltype(p.x)>(run.fed[0]);
     p.y = static_cast<decltype(p.y)>(run.y);
+    if constexpr (requires { p.residual; }) {
+      if (p.limits.adds) p.residual = static_cast<decltype(p.residual)>(run.fed[1]);
+    }
     launch(run, p);
   };
   return MakePlan(std::move(text), LaunchFunction(fill_in), workspace_bytes);
@@ -163,9 +174,15 @@ class NodeConstants {
 // The plan, which holds `constants` as long as it lives.
 NodePlanPtr Hold(NodePlanPtr plan, std::shared_ptr<const DeviceMemory> constants);
 
-// A node whose plans are made by a function. They hold its constants.
+// A node whose plans are made by a function. They hold its constants. `overwrites`: as of PackedNode.
 using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)>;
-PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr);
+PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr,
+                       std::optional<size_t> overwrites = std::nullopt);
+
+// `product`, which makes `made`, then what `limits` say becomes of that, by kernels of their own: the tensor that is
+// added has other dims, or y has.
+NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
+                      const TensorShape& y, const Limits& limits, const Device& device);
 
 // Channels of codes that other tensors get, with the tables in a device's memory.
 class StoredChannels {

@@ -5,45 +5,21 @@
 // which is free as long as its operands agree: a thread's numbers are those that lie side by side. So it reads four
 // columns of x at once, holds squares of four by four outputs, and fetches its four words of 16 rows of weights at once,
 // which lie in the order in which threads hold them.
-#include <bit>
-
-#include "kernels/cuda/device/mma_float.cuh"
 #include "kernels/cuda/nodes/float_tiles.cuh"
+#include "kernels/cuda/nodes/float_words.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kStepWords = 8;  // along k, of one instruction
 constexpr int kTileRows = 16;  // of one instruction
 constexpr int kWarpRows = 32, kWarpColumns = 32;
 constexpr int kMostRows = 128;  // of a block
-
-template <FloatPrecision kPrecision>
-struct Words {
-  static constexpr bool kHalves = kPrecision == FloatPrecision::kFloat16;
-  static constexpr int kPerWord = kHalves ? 2 : 1;
-  static constexpr int kParts = kPrecision == FloatPrecision::k3xTf32 ? 2 : 1;  // numbers to an operand
-  static constexpr int kElements = kStepWords * kPerWord;                       // of a step
-};
 
 struct TensorParams : SplitParams {
   const uint4* weights = nullptr;  // [parts][groups][row tiles][steps][lanes], and what a block reads beyond
   int row_tiles = 0, steps = 0;
   int64_t part = 0;  // from one part to the next
 };
-
-// A word of `low`, and of `high` where words hold two; in upper and lower parts where there are two.
-template <FloatPrecision kPrecision>
-__device__ __forceinline__ void Split(float low, [[maybe_unused]] float high,
-                                      unsigned (&parts)[Words<kPrecision>::kParts]) {
-  if constexpr (Words<kPrecision>::kHalves) {
-    parts[0] = PackHalves(low, high);
-  } else {
-    parts[0] = ToTf32(low);
-    if constexpr (Words<kPrecision>::kParts == 2)
-      parts[1] = ToTf32(__fsub_rn(low, __uint_as_float(parts[0])));
-  }
-}
 
 // c += a * b^T; of two parts each without the product of the lower ones, and what is small first.
 template <FloatPrecision kPrecision>
@@ -67,14 +43,16 @@ struct TensorTile {
   using Params = TensorParams;
   static constexpr int kRows = kWarpRows * kGroups * kWarpsDown, kColumns = kWarpColumns * kWarpsAcross;
   static constexpr int kOutputs = kRows * kColumns, kBlock = kWarp * kWarpsDown * kWarpsAcross,
-                       kBlocks = Of::kHalves && kBlock < 256 ? 384 / kBlock : 1;
+                       kBlocks = Of::kHalves && kBlock < 256 ? 384 / kBlock : 1, kRegisters = 128;
   static constexpr int kThreadRows = 4 * kGroups, kThreadColumns = 8, kRowStep = kWarpRows, kColumnStep = 4;
   static constexpr int kStages = kStagesOf, kSteps = 2, kDepth = kSteps * Of::kElements;
   static constexpr int kTiles = kRows / kTileRows, kParts = Of::kParts;
   static constexpr int kWeightFours = kParts * kTiles * kSteps * kWarp, kWeightFloats = 4 * kWeightFours;
   // The four elements of k that a warp reads at once begin in different banks.
   static constexpr int kPitch = kColumns + 8;
-  static constexpr double kProducts = Of::kHalves ? 400 : kParts == 1 ? 220 : 80;
+  static constexpr double kProducts = Of::kHalves   ? ProductRates::kMmaHalves
+                                      : kParts == 1 ? ProductRates::kMmaTf32
+                                                    : ProductRates::kMma3xTf32;
   static constexpr double kWeightBytes = Of::kHalves ? 2 : 4 * kParts;
   static_assert(kRows <= kMostRows);
 
@@ -176,13 +154,7 @@ struct TensorTile {
 template <FloatPrecision kPrecision>
 using TensorTiles = std::tuple<TensorTile<kPrecision, 2, 2, 4, 3>, TensorTile<kPrecision, 2, 2, 2, 4>,
                                TensorTile<kPrecision, 2, 1, 2, 4>, TensorTile<kPrecision, 2, 1, 1, 4>>;
-
-template <FloatPrecision kPrecision>
-uint32_t WordOf(int part, float low, float high) {
-  if (Words<kPrecision>::kHalves) return ToHalf(low) | uint32_t{ToHalf(high)} << 16;
-  const float upper = RoundToTf32(low);
-  return std::bit_cast<uint32_t>(part == 0 ? upper : RoundToTf32(low - upper));
-}
+static_assert(FloatTiling::kTensorTiles == std::tuple_size_v<TensorTiles<FloatPrecision::kFloat16>>);
 
 // Weights [groups][rows][k] as the threads hold them.
 template <FloatPrecision kPrecision>
@@ -213,7 +185,7 @@ std::vector<uint4> PackWeights(const TensorParams& p, const std::vector<float>& 
 
 template <typename Column, typename Op>
 PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& device,
-                          FloatPrecision precision, const Limits& limits) {
+                          FloatPrecision precision, const Limits& limits, const FloatTiling& tiling) {
   const auto pack = [&](auto known) {
     constexpr FloatPrecision kPrecision = decltype(known)::value;
     using Tiles = TensorTiles<kPrecision>;
@@ -223,7 +195,7 @@ PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& d
     shared.row_tiles = static_cast<int>(BlocksFor(shared.rows, kWarpRows)) * (kWarpRows / kTileRows);
     shared.part = int64_t{shared.groups} * shared.row_tiles * shared.steps * kWarp;
     const auto plan = [=, text = name + "_" + NameOf(precision)](const TensorParams& geometry) {
-      return PlanProduct<Tiles, Column>(text, geometry, device);
+      return PlanProduct<Tiles, Column>(text, geometry, device, tiling);
     };
     return MakeProduct(op, shared, PackWeights<kPrecision>(shared, op.weights), device, plan);
   };
@@ -238,6 +210,8 @@ bool HasUnits(const Device& device, FloatPrecision precision) {
          (precision != FloatPrecision::kFloat32 && device.capability >= kFirstTf32);
 }
 
+bool HasWgmma(const Device& device) { return device.capability == 90; }
+
 }  // namespace
 
 bool HasTensorProduct(const FloatGemmOp&, const Device& device, FloatPrecision precision) {
@@ -249,12 +223,14 @@ bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecisio
   return HasUnits(device, precision) && op.out_channels / op.group >= kFewest;
 }
 PackedNodePtr PackTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits) {
-  return PackProduct<GemmColumn>("float_gemm", op, device, precision, limits);
+                                const Limits& limits, const FloatTiling& tiling) {
+  if (HasWgmma(device)) return PackWgmmaProduct(op, device, precision, limits, tiling);
+  return PackProduct<GemmColumn>("float_gemm", op, device, precision, limits, tiling);
 }
 PackedNodePtr PackTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
-                                const Limits& limits) {
-  return PackProduct<ConvColumn>("float_conv", op, device, precision, limits);
+                                const Limits& limits, const FloatTiling& tiling) {
+  if (HasWgmma(device)) return PackWgmmaProduct(op, device, precision, limits, tiling);
+  return PackProduct<ConvColumn>("float_conv", op, device, precision, limits, tiling);
 }
 
 }  // namespace lowbit::cuda

@@ -31,8 +31,9 @@ struct Case {
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
   FloatPrecision precision = FloatPrecision::kFloat32;
-  std::optional<FloatTiling> tiling = std::nullopt;      // of a product in float32
-  bool has_clusters = true;                              // likewise; else as on a GPU of capability 80
+  std::optional<FloatTiling> tiling = std::nullopt;      // of a float product
+  bool is_older = false;                                 // likewise; as on a GPU of capability 80
+  bool adds = false;                                     // what is fed last to the sums of a float product
   std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
   std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
   std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise

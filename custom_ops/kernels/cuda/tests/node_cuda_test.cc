@@ -139,16 +139,19 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
   if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
   if (c.tiling) {
-    Device without_clusters = device;
-    without_clusters.capability = 80;
+    Device older = device;
+    if (c.is_older) older.capability = 80;
     Limits limits;
     if (c.activation) {
       const bool clips = c.activation->kind == UnaryKind::kClip;
       limits.low = clips ? c.activation->a : 0;
       if (clips) limits.high = c.activation->b;
     }
+    limits.adds = c.adds;
     const auto pack = [&](const auto& op) {
-      return PackTiled(op, c.has_clusters ? device : without_clusters, limits, *c.tiling);
+      return HasTensorProduct(op, older, c.precision)
+                 ? PackTensorProduct(op, older, c.precision, limits, *c.tiling)
+                 : PackTiled(op, older, limits, *c.tiling);
     };
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));

@@ -407,32 +407,59 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
   return sums[0];
 }
 
+// What a fed tensor is added to: of the same dims, of others that become those, or of one dim more.
+std::vector<float> WithAdded(Case& c, Draw& draw, const std::vector<float>& sums) {
+  const Dims made = c.y.dims;
+  Dims dims = draw.Coin(0.6) ? made : Operand(draw, made);
+  if (draw.Coin(0.1)) dims = made, dims.insert(dims.begin(), 2);
+  FeedReals(c, draw, dims);
+  c.adds = true;
+  const TensorShape operands[] = {c.y, c.fed[1]};
+  c.y = OutputOf(StandardNode(FloatBinaryOp{}), operands);
+  std::vector<float> out;
+  ForEachIndex(c.y.dims, [&](const Dims& index) {
+    const auto in = [&](const Dims& operand) {
+      Dims own(index.end() - static_cast<std::ptrdiff_t>(operand.size()), index.end());
+      for (size_t d = 0; d < own.size(); ++d) own[d] = operand[d] == 1 ? 0 : own[d];
+      return OffsetOf(operand, own);
+    };
+    out.push_back(sums[static_cast<size_t>(in(made))] + FloatsOf(c.data[1])[in(dims)]);
+  });
+  return out;
+}
+
 // The products of a node, term(index, k) of the output at an index and its bias, as its kernels make them: in float32 in
 // every bit, on Tensor Cores within a tolerance.
 template <typename Op, typename TermOf, typename BiasOf>
 void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
                     const BiasOf& bias) {
-  if (HasTensorProduct(op, draw.RunsOn(), c.precision)) {
+  const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
+  c.tiling.emplace();
+  if (draw.Coin(0.8)) {
+    *c.tiling = {static_cast<int>(draw.Int(0, (has_units ? FloatTiling::kTensorTiles : tiles) - 1)),
+                 1 << draw.Int(0, 4)};
+    c.is_older = draw.Coin(0.3);
+  }
+  if (has_units) {
     const auto operand = OperandOf(c.precision);
-    return FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+    FinishReals(c, op, 2e-5f, [&](const Dims& index) {
       double sum = bias(index);
       for (int64_t k = 0; k < length; ++k) {
         const auto [x, w] = term(index, k);
         sum += operand(x) * operand(w);
       }
-      return Activated(c, sum);
+      return sum;
+    });
+  } else {
+    const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
+    FinishReals(c, op, 0, [&](const Dims& index) {
+      return SumOf(slices, length, [&](int64_t k) { return term(index, k); }) + bias(index);
     });
   }
-  c.tiling.emplace();
-  if (draw.Coin(0.8)) {
-    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
-    c.has_clusters = draw.Coin(0.7);
-  }
-  const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
-  FinishReals(c, op, 0, [&](const Dims& index) {
-    const float sum = SumOf(slices, length, [&](int64_t k) { return term(index, k); });
-    return Activated(c, sum + bias(index));
-  });
+  std::vector<float> sums(FloatsOf(c.expected), FloatsOf(c.expected) + Count(c.y.dims));
+  if (draw.Coin(0.4)) sums = WithAdded(c, draw, sums);
+  for (float& sum : sums) sum = static_cast<float>(Activated(c, sum));
+  c.expected = Bytes(sums);
 }
 
 Case MakeGemm(Draw& draw) {
@@ -545,7 +572,8 @@ Case MakeConv(Draw& draw) {
   FloatConvOp op;
   op.group = draw.Coin(0.6) ? 1 : draw.Int(2, 6);
   const bool depthwise = op.group > 1 && draw.Coin();
-  op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 12 : 40));
+  const int64_t channels = draw.Coin(0.3) ? 32 * draw.Int(1, 2) : draw.Int(1, draw.Coin() ? 12 : 40);
+  op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
   if (draw.Coin(0.2)) {

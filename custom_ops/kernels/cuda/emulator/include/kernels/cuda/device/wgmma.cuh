@@ -19,6 +19,8 @@ void WgmmaWait() {
 }
 template <int kCount>
 void HoldRegisters(int (&)[kCount]) {}
+template <int kCount>
+void HoldRegisters(float (&)[kCount]) {}
 
 template <int kN, bool kSigned>
 struct Wgmma {
@@ -40,6 +42,18 @@ template <bool kSigned, bool kAdds = true, int kCount>
 void MultiplyRows(int (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
   emulator::MultiplyRows(
       {.sums = d, .n = 2 * kCount, .of = emulator::CodesOf(kSigned), .adds = kAdds, .a = 0, .b = b}, a);
+}
+
+template <bool kHalves, bool kAdds = true, int kCount>
+void MultiplyFloatRows(float (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
+  using emulator::Elements;
+  emulator::MultiplyRows({.sums = d,
+                          .n = 2 * kCount,
+                          .of = kHalves ? Elements::kHalves : Elements::kTf32,
+                          .adds = kAdds,
+                          .a = 0,
+                          .b = b},
+                         a);
 }
 
 template <int kN>
