@@ -33,7 +33,7 @@ from results import RESULTS, WORK, Table, write
 
 Array = npt.NDArray[Any]
 
-PRECISIONS = ("float32", "3xtf32", "tf32", "float16")
+PRECISIONS = ("float32", "winograd", "3xtf32", "tf32", "float16")
 PEERS = {
     "torch float32": {"dtype": "float32", "channels_last": False},
     "torch TF32": {"dtype": "float32", "channels_last": False},

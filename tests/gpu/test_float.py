@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 CHANNELS, OUTPUTS, CLASSES = 48, 72, 40
-BITS = {"float32": 21, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
+BITS = {"float32": 21, "winograd": 20, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
 """Errors are within 2^-bits of the sum of the magnitudes of 432 products (docs/numerics.md)."""
 
 
-def float_network() -> onnx.ModelProto:
+def float_network(stride: int = 2) -> onnx.ModelProto:
     """Convolution, Relu, pooling, Gemm; both products are outputs."""
     rng = np.random.default_rng(5)
     shapes = {"w": (OUTPUTS, CHANNELS, 3, 3), "b": (OUTPUTS,), "m": (OUTPUTS, CLASSES), "c": (CLASSES,)}
@@ -23,7 +23,7 @@ def float_network() -> onnx.ModelProto:
         for name, shape in shapes.items()
     ]
     nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["sums"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Conv", ["x", "w", "b"], ["sums"], pads=[1, 1, 1, 1], strides=[stride, stride]),
         helper.make_node("Relu", ["sums"], ["y"]),
         helper.make_node("GlobalAveragePool", ["y"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["flat"]),
@@ -58,7 +58,7 @@ def magnitudes(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("precision", BITS)
 @pytest.mark.parametrize("batch", [1, 40])
 def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
-    model = float_network()
+    model = float_network(1 if precision == "winograd" else 2)
     x = np.random.default_rng(batch).standard_normal((batch, CHANNELS, 21, 13), dtype=np.float32)
     session = opened(model, float_precision=precision)
     y, z = session.run(None, {"x": x})
@@ -73,8 +73,13 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
     assert np.all(np.abs(z - expected_z) <= 2 * bound * terms_z)
     if precision in ("tf32", "float16"):
         assert not np.allclose(y, expected_y, rtol=0, atol=1e-6), "operands were not rounded"
+    if precision == "winograd":
+        direct = opened(model).run(None, {"x": x})[0]
+        assert not np.array_equal(y, direct), "nothing was transformed"
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(lowbit.LowBitError, match=r"float_precision.*expected float32, 3xtf32, tf32, float16"):
+    with pytest.raises(
+        lowbit.LowBitError, match=r"float_precision.*expected float32, winograd, 3xtf32, tf32, float16"
+    ):
         opened(float_network(), float_precision="int4")

@@ -1,5 +1,5 @@
 // Float convolutions of ResNet-50: each tile with each number of slices of float32, the one that the estimate takes
-// first, then the Tensor Cores' precisions; replays of a CUDA graph of equal nodes, medians.
+// first, then the other precisions; replays of a CUDA graph of equal nodes, medians.
 //   lowbit_cuda_float_bench [batch] [layer]
 // Prints a markdown table.
 #include <cuda_runtime.h>
@@ -77,8 +77,8 @@ class Bench {
 
 void Measure(int64_t batch, const std::string& only) {
   std::cout << Device::Query(0).name << ", batch " << batch
-            << "\n\n| layer | estimate's | us | best three | 3xtf32 us | float16 us |\n"
-            << "| --- | --- | --- | --- | --- | --- |\n"
+            << "\n\n| layer | estimate's | us | best three | winograd us | 3xtf32 us | float16 us |\n"
+            << "| --- | --- | --- | --- | --- | --- | --- |\n"
             << std::fixed << std::setprecision(1);
   std::vector<Layer> layers = {{"stem", 3, 224, 64, 7, 2, 3, 1, {}, {}},
                                {"3x3 128 14x14", 128, 14, 128, 3, 1, 1, 1, {}, {}},
@@ -97,7 +97,9 @@ void Measure(int64_t batch, const std::string& only) {
     std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
               << layer.out << " | " << chosen.text << " | " << chosen.us << " | ";
     for (int i = 0; i < 3; ++i) std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
-    std::cout << " | " << bench.WithPrecision(FloatPrecision::k3xTf32).us << " | "
+    const Timed winograd = bench.WithPrecision(FloatPrecision::kWinograd);
+    std::cout << " | " << winograd.text << " " << winograd.us << " | "
+              << bench.WithPrecision(FloatPrecision::k3xTf32).us << " | "
               << bench.WithPrecision(FloatPrecision::kFloat16).us << " |\n"
               << std::flush;
   }

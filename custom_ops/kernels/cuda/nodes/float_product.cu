@@ -180,6 +180,12 @@ SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShap
   return SlicesOfShapes<ConvColumn>(op, x, y, tiling);
 }
 
+double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
+  FloatParams p = Described(op, {});
+  SetShapes(op, x, y, p);
+  return CheapestTile<Tiles, ConvColumn>(p, CheapestSlices<Tiles, ConvColumn>(p), DeviceOfEstimates()).cost;
+}
+
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling) {
   return PackProduct<GemmColumn>("float_gemm", op, device, limits, tiling);
@@ -191,13 +197,16 @@ PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limit
 
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
-                                                 : PackTiled(op, device, limits);
+  return UsesTensorCores(precision) && HasTensorProduct(op, device, precision)
+             ? PackTensorProduct(op, device, precision, limits)
+             : PackTiled(op, device, limits);
 }
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
-  return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
-                                                 : PackTiled(op, device, limits);
+  if (precision == FloatPrecision::kWinograd && HasWinograd(op)) return PackWinograd(op, device, limits);
+  return UsesTensorCores(precision) && HasTensorProduct(op, device, precision)
+             ? PackTensorProduct(op, device, precision, limits)
+             : PackTiled(op, device, limits);
 }
 
 }  // namespace lowbit::cuda

@@ -91,6 +91,17 @@ SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShap
                    const FloatTiling& tiling = {});
 SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y,
                    const FloatTiling& tiling = {});
+// About how many clocks of a multiprocessor it takes so, of the GPUs that the kernels were made for.
+double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
+// winograd.cu. Whether a convolution has a form of it, which then serves the shapes where it is estimated to be cheaper,
+// whatever GPU is there.
+bool HasWinograd(const FloatConvOp& op);
+// What tests ask for instead: it serves all shapes, with at most so many slices of the channels; 0: the cheapest.
+struct WinogradTiling {
+  int slices = 0;
+};
+PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
+                           const WinogradTiling& tiling = {});
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);

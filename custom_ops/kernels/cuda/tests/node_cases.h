@@ -31,11 +31,12 @@ struct Case {
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
   FloatPrecision precision = FloatPrecision::kFloat32;
-  std::optional<FloatTiling> tiling = std::nullopt;      // of a product in float32
-  bool has_clusters = true;                              // likewise; else as on a GPU of capability 80
-  std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
-  std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
-  std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise
+  std::optional<FloatTiling> tiling = std::nullopt;       // of a product in float32
+  std::optional<WinogradTiling> winograd = std::nullopt;  // of a convolution that has it
+  bool has_clusters = true;                               // of either; else as on a GPU of capability 80
+  std::optional<UnaryOp> activation = std::nullopt;       // fused with the node
+  std::optional<QuantizeNode> quantizer = std::nullopt;   // likewise
+  std::optional<TransposeOp> transpose = std::nullopt;    // in front of the node, likewise
 };
 
 inline int64_t Count(const std::vector<int64_t>& dims) {

@@ -138,18 +138,18 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   const auto& node = std::get<StandardNode>(c.node);
   if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
   if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
-  if (c.tiling) {
+  if (c.tiling || c.winograd) {
     Device without_clusters = device;
     without_clusters.capability = 80;
+    const Device& runs_on = c.has_clusters ? device : without_clusters;
     Limits limits;
     if (c.activation) {
       const bool clips = c.activation->kind == UnaryKind::kClip;
       limits.low = clips ? c.activation->a : 0;
       if (clips) limits.high = c.activation->b;
     }
-    const auto pack = [&](const auto& op) {
-      return PackTiled(op, c.has_clusters ? device : without_clusters, limits, *c.tiling);
-    };
+    if (c.winograd) return PackWinograd(std::get<FloatConvOp>(node), runs_on, limits, *c.winograd);
+    const auto pack = [&](const auto& op) { return PackTiled(op, runs_on, limits, *c.tiling); };
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));
   }

@@ -374,8 +374,8 @@ std::function<double(float)> OperandOf(FloatPrecision precision) {
 }
 
 void DrawProduct(Draw& draw, Case& c) {
-  c.precision = draw.Of(
-      {FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32, FloatPrecision::kFloat16});
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::kWinograd, FloatPrecision::k3xTf32,
+                         FloatPrecision::kTf32, FloatPrecision::kFloat16});
   if (draw.Coin(0.4))
     c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
@@ -407,12 +407,23 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
   return sums[0];
 }
 
+// Whether a node's products are other numbers than those of its operands.
+bool IsTransformed(const FloatGemmOp&, FloatPrecision) { return false; }
+bool IsTransformed(const FloatConvOp& op, FloatPrecision precision) {
+  return precision == FloatPrecision::kWinograd && HasWinograd(op);
+}
+
 // The products of a node, term(index, k) of the output at an index and its bias, as its kernels make them: in float32 in
-// every bit, on Tensor Cores within a tolerance.
+// every bit, on Tensor Cores and where they are transformed within a tolerance.
 template <typename Op, typename TermOf, typename BiasOf>
 void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
                     const BiasOf& bias) {
-  if (HasTensorProduct(op, draw.RunsOn(), c.precision)) {
+  const bool is_transformed = IsTransformed(op, c.precision);
+  if (is_transformed && draw.Coin(0.8)) {
+    c.winograd = WinogradTiling{1 << draw.Int(0, 4)};
+    c.has_clusters = draw.Coin(0.7);
+  }
+  if (is_transformed || (UsesTensorCores(c.precision) && HasTensorProduct(op, draw.RunsOn(), c.precision))) {
     const auto operand = OperandOf(c.precision);
     return FinishReals(c, op, 2e-5f, [&](const Dims& index) {
       double sum = bias(index);
@@ -548,6 +559,16 @@ Case MakeConv(Draw& draw) {
   op.in_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 12 : 40));
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
+  if (c.precision == FloatPrecision::kWinograd && draw.Coin(0.9)) {
+    op.group = 1;
+    op.window.spatial = 2;
+    for (size_t d = 1; d < kMaxSpatial; ++d) {
+      op.window.kernel[d] = 3;
+      op.window.stride[d] = op.window.dilation[d] = 1;
+      op.window.pad_begin[d] = draw.Int(0, 2);
+      op.window.pad_end[d] = draw.Int(0, 2);
+    }
+  }
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
     op.window.pad_begin = op.window.pad_end = {0, 0};
