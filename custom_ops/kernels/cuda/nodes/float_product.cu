@@ -1,6 +1,7 @@
 // Gemm, MatMul and Conv in float32 on the CUDA cores, summed with fma. Rows are outputs (of the node or a group), columns
 // are rows of A or pixels. A thread multiplies 4 or 8 outputs along either side, whose operands it reads from shared
 // memory 16 bytes at a time.
+#include "kernels/cuda/nodes/few_channels.cuh"
 #include "kernels/cuda/nodes/float_tiles.cuh"
 
 namespace lowbit::cuda {
@@ -154,6 +155,11 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
   const auto plan = [=](const FloatParams& geometry) {
     if (IsNarrow<Column>(geometry)) {
       return MakeKernelPlan(std::string(name) + " narrow", geometry, LaunchNarrow);
+    }
+    if constexpr (!kStoresColumns<Column>) {
+      BandParams bands{geometry, geometry.weights, geometry.pitch};
+      bands.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
+      if (tiling.tile < 0 && CutIntoBands(bands, device)) return PlanBands(name, bands, device);
     }
     return PlanProduct<Tiles, Column>(name, geometry, device, tiling);
   };

@@ -12,6 +12,9 @@
 
 namespace lowbit::cuda {
 
+// Channels of an image whose convolutions have kernels of their own (few_channels.cuh).
+inline constexpr int kMostFewChannels = 4;
+
 struct ProductParams : Tensors<float, float> {
   const float* bias = nullptr;  // [groups][rows], or null
   Limits limits;

@@ -379,8 +379,8 @@ bool HasWinograd(const FloatConvOp& op) {
   const auto is = [&op](const std::array<int64_t, kMaxSpatial>& dims, int64_t value) {
     return dims[kMaxSpatial - 2] == value && dims[kMaxSpatial - 1] == value;
   };
-  return op.group == 1 && is(op.window.kernel, kWindow) && is(op.window.stride, 1) &&
-         is(op.window.dilation, 1);
+  return op.group == 1 && op.in_channels > kMostFewChannels && is(op.window.kernel, kWindow) &&
+         is(op.window.stride, 1) && is(op.window.dilation, 1);
 }
 
 PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,

@@ -425,7 +425,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   }
   if (is_transformed || (UsesTensorCores(c.precision) && HasTensorProduct(op, draw.RunsOn(), c.precision))) {
     const auto operand = OperandOf(c.precision);
-    return FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+    return FinishReals(c, op, is_transformed ? 2e-4f : 2e-5f, [&](const Dims& index) {
       double sum = bias(index);
       for (int64_t k = 0; k < length; ++k) {
         const auto [x, w] = term(index, k);
@@ -568,6 +568,12 @@ Case MakeConv(Draw& draw) {
       op.window.pad_begin[d] = draw.Int(0, 2);
       op.window.pad_end[d] = draw.Int(0, 2);
     }
+  }
+  if (c.precision == FloatPrecision::kFloat32 && draw.Coin()) {  // few channels
+    op.group = 1;
+    op.in_channels = draw.Int(1, 4);
+    op.window = DrawWindow(draw, 7);
+    op.window.dilation = {1, 1, 1};
   }
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
