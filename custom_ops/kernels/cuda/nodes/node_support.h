@@ -93,15 +93,19 @@ SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShap
                    const FloatTiling& tiling = {});
 // About how many clocks of a multiprocessor it takes so, of the GPUs that the kernels were made for.
 double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
-// winograd.cu. Whether a convolution has a form of it, which then serves the shapes where it is estimated to be cheaper,
-// whatever GPU is there.
+// winograd.cu. Whether a convolution has forms of it: squares of 2x2 outputs, made by one kernel, and of 4x4, by way of
+// memory. Either serves the shapes where it is estimated to be cheapest, whatever GPU is there.
 bool HasWinograd(const FloatConvOp& op);
-// What tests ask for instead: it serves all shapes, with at most so many slices of the channels; 0: the cheapest.
+// What tests ask for instead: outputs along the squares, with at most so many slices of the channels; 0: the cheapest.
 struct WinogradTiling {
-  int slices = 0;
+  int made = 0, slices = 0;
 };
 PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
                            const WinogradTiling& tiling = {});
+// winograd_planes.cu. That of 4x4 outputs, and about how many clocks of a multiprocessor it takes.
+PackedNodePtr PackWinogradPlanes(const FloatConvOp& op, const Device& device, const Limits& limits,
+                                 int slices);
+double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);

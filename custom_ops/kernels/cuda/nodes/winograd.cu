@@ -385,21 +385,30 @@ bool HasWinograd(const FloatConvOp& op) {
 
 PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
                            const WinogradTiling& tiling) {
-  const std::shared_ptr<const PackedNode> direct = PackTiled(op, device, limits);
   const auto plan = [=](WinogradParams p) {
     SetSquares(p);
     return PlanSquares(p, device, tiling.slices);
   };
   const WinogradParams shared = Described(op, limits);
-  const std::shared_ptr<const PackedNode> squares =
-      MakeProduct(op, shared, TransformWeights(shared, op.weights), device, plan);
+  const std::shared_ptr<const PackedNode> direct = PackTiled(op, device, limits),
+                                          planes = PackWinogradPlanes(op, device, limits, tiling.slices),
+                                          squares = MakeProduct(
+                                              op, shared, TransformWeights(shared, op.weights), device, plan);
   const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+    const TensorShape& x = fed[0];
     WinogradParams p = Described(op, limits);
-    SetShapes(op, fed[0], y, p);
-    if (!IsNear(p)) return direct->Plan(fed, y);
+    SetShapes(op, x, y, p);
+    if (!IsNear(p) || p.count == 0) return direct->Plan(fed, y);
     SetSquares(p);
-    const bool pays = CostOf(p, CheapestSlices(p, 0)) < CostOfTiles(op, fed[0], y);
-    return pays || tiling.slices > 0 ? squares->Plan(fed, y) : direct->Plan(fed, y);
+    const auto cost_of = [&](int made, double cost) {
+      if (tiling.made == 0) return cost;
+      return made == tiling.made ? 0 : std::numeric_limits<double>::infinity();
+    };
+    const double of_direct = cost_of(1, CostOfTiles(op, x, y));
+    const double of_squares = cost_of(kMade, CostOf(p, CheapestSlices(p, 0)));
+    const double of_planes = cost_of(2 * kMade, CostOfPlanes(op, x, y));
+    if (of_direct <= std::min(of_squares, of_planes)) return direct->Plan(fed, y);
+    return (of_squares <= of_planes ? squares : planes)->Plan(fed, y);
   };
   return MakeNode(of_shapes);
 }

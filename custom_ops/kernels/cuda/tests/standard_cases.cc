@@ -420,7 +420,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
                     const BiasOf& bias) {
   const bool is_transformed = IsTransformed(op, c.precision);
   if (is_transformed && draw.Coin(0.8)) {
-    c.winograd = WinogradTiling{1 << draw.Int(0, 4)};
+    c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, 1 << draw.Int(0, 4)};
     c.has_clusters = draw.Coin(0.7);
   }
   if (is_transformed || (UsesTensorCores(c.precision) && HasTensorProduct(op, draw.RunsOn(), c.precision))) {
