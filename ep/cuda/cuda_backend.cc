@@ -27,27 +27,33 @@ namespace {
 constexpr size_t kMaxInstances = 4;
 
 bool IsLowBit(const Node& node) { return node.domain == kDomain; }
-// Pairs of nodes, each of which has a kernel, that may be one step though the first is no lowbit node.
-enum class FloatPair : uint8_t {
+// Pairs of nodes, and more, each of which has a kernel, that may be one step though the first is no lowbit node.
+enum class FloatGroup : uint8_t {
   kNone,
   kActivated,  // a product and what cuts its sums off
+  kAdded,      // a convolution, a sum of what it makes and another tensor, perhaps what cuts that off
   kQuantized,  // an operation on two tensors and a quantizer of its result as it lies
   kPooled,     // an image whose channels come first for a global pool alone
 };
 
-FloatPair FloatPairOf(std::span<const Node* const> nodes) {
-  if (nodes.size() != 2 || IsLowBit(*nodes[0])) return FloatPair::kNone;
+FloatGroup FloatGroupOf(std::span<const Node* const> nodes) {
+  if (nodes.size() < 2 || IsLowBit(*nodes[0])) return FloatGroup::kNone;
   const auto is = [](const Node& node, std::initializer_list<std::string_view> ops) {
     return std::find(ops.begin(), ops.end(), node.op) != ops.end();
   };
   const Node &first = *nodes[0], &next = *nodes[1];
+  if (is(first, {"Conv"}) && is(next, {"Add"})) {
+    const bool cuts = nodes.size() == 3 && is(*nodes[2], {"Relu", "Clip"});
+    return nodes.size() == 2 || cuts ? FloatGroup::kAdded : FloatGroup::kNone;
+  }
+  if (nodes.size() > 2) return FloatGroup::kNone;
   if (IsLowBit(next)) {
     const bool quantizes = is(first, {"Add", "Sub", "Mul", "Div"}) && next.op == "LowBitQuantize";
-    return quantizes ? FloatPair::kQuantized : FloatPair::kNone;
+    return quantizes ? FloatGroup::kQuantized : FloatGroup::kNone;
   }
-  if (is(first, {"Conv", "Gemm", "MatMul"}) && is(next, {"Relu", "Clip"})) return FloatPair::kActivated;
+  if (is(first, {"Conv", "Gemm", "MatMul"}) && is(next, {"Relu", "Clip"})) return FloatGroup::kActivated;
   const bool pools = first.op == "Transpose" && is(next, {"GlobalAveragePool", "GlobalMaxPool"});
-  return pools ? FloatPair::kPooled : FloatPair::kNone;
+  return pools ? FloatGroup::kPooled : FloatGroup::kNone;
 }
 
 // Why a node that means something has no kernel here.
@@ -154,15 +160,17 @@ class CudaBackend final : public Backend {
     std::vector<const Node*> all(nodes.begin(), nodes.end());
     all.push_back(&next);
     try {
-      switch (FloatPairOf(all)) {
-        case FloatPair::kActivated:
+      switch (FloatGroupOf(all)) {
+        case FloatGroup::kActivated:
           return true;
-        case FloatPair::kQuantized:
+        case FloatGroup::kAdded:
+          return cuda::FusesAdd(float_precision_);
+        case FloatGroup::kQuantized:
           return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
-        case FloatPair::kPooled:
+        case FloatGroup::kPooled:
           return cuda::FusesPool(std::get<TransposeOp>(ReadStandard(graph, *nodes[0])),
                                  std::get<FloatPoolOp>(ReadStandard(graph, next)));
-        case FloatPair::kNone:
+        case FloatGroup::kNone:
           break;
       }
       const Fusion* const fusion = FusionFrom(graph, all);
@@ -178,14 +186,16 @@ class CudaBackend final : public Backend {
     const auto create = [&] {
       if (const Fusion* const fusion = FindFusion(AsFused(nodes)))
         return CreateFused(graph, nodes, *fusion, packed);
-      switch (FloatPairOf(nodes)) {
-        case FloatPair::kActivated:
+      switch (FloatGroupOf(nodes)) {
+        case FloatGroup::kActivated:
           return CreateActivated(graph, *nodes[0], *nodes[1]);
-        case FloatPair::kQuantized:
+        case FloatGroup::kAdded:
+          return CreateAdded(graph, nodes);
+        case FloatGroup::kQuantized:
           return CreateQuantized(graph, *nodes[0], *nodes[1]);
-        case FloatPair::kPooled:
+        case FloatGroup::kPooled:
           return CreatePooled(graph, *nodes[0], *nodes[1]);
-        case FloatPair::kNone:
+        case FloatGroup::kNone:
           break;
       }
       Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
@@ -350,6 +360,20 @@ class CudaBackend final : public Backend {
     auto packed_node =
         cuda::PackActivated(spec, ReadStandard(graph, activation), device_->Properties(), float_precision_);
     return StepOf(std::move(packed_node), std::move(spec));
+  }
+
+  std::unique_ptr<Step> CreateAdded(const Graph& graph, std::span<const Node* const> nodes) {
+    StandardNode conv = ReadStandard(graph, *nodes[0]);
+    std::optional<StandardNode> activation;
+    if (nodes.size() > 2) activation = ReadStandard(graph, *nodes[2]);
+    auto packed_node =
+        cuda::PackAdded(conv, activation ? &*activation : nullptr, device_->Properties(), float_precision_);
+    DropWeights(conv);
+    return std::make_unique<CudaStep>(std::move(packed_node),
+                                      [conv = std::move(conv)](std::span<const TensorShape> fed) {
+                                        const TensorShape operands[] = {OutputOf(conv, fed.first(1)), fed[1]};
+                                        return OutputOf(StandardNode(FloatBinaryOp()), operands);
+                                      });
   }
 
   static std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& operation,

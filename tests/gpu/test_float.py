@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import lowbit
 import numpy as np
 import onnx
@@ -76,6 +78,56 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
     if precision == "winograd":
         direct = opened(model).run(None, {"x": x})[0]
         assert not np.array_equal(y, direct), "nothing was transformed"
+
+
+def block_network() -> onnx.ModelProto:
+    """Sums of convolutions and another tensor, another convolution, means of channels."""
+    rng = np.random.default_rng(7)
+    constants = [
+        numpy_helper.from_array(rng.standard_normal((16, 16, 3, 3)).astype(np.float32), f"w{i}")
+        for i in range(5)
+    ]
+
+    def conv(x: str, number: int) -> onnx.NodeProto:
+        return helper.make_node("Conv", [x, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1])
+
+    nodes = [
+        conv("x", 0),
+        helper.make_node("Relu", ["c0"], ["r"]),
+        conv("r", 1),
+        helper.make_node("Add", ["r", "c1"], ["s"]),
+        helper.make_node("Relu", ["s"], ["t"]),
+        conv("t", 2),
+        conv("t", 3),
+        helper.make_node("Add", ["c2", "c3"], ["u"]),
+        conv("u", 4),
+        helper.make_node("GlobalAveragePool", ["u"], ["means"]),
+        helper.make_node("Add", ["c4", "means"], ["v"]),
+        helper.make_node("Relu", ["v"], ["y"]),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", "W"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "block", [image], [made], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "winograd", "tf32"])
+def test_sums_behind_convolutions_are_those_of_single_nodes(
+    precision: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = block_network()
+    for shape in ((1, 16, 9, 13), (3, 16, 8, 8)):
+        x = np.random.default_rng(8).standard_normal(shape, dtype=np.float32)
+        with monkeypatch.context() as printing:
+            printing.setenv("LOWBIT_PRINT_PLAN", "json")
+            y = opened(model, float_precision=precision).run(None, {"x": x})[0]
+        (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
+        steps = [len(step["nodes"]) for step in plan["steps"]]
+        assert steps == ([2, *[1] * 10] if precision == "tf32" else [2, 3, 1, 2, 1, 3])
+        one_by_one = opened(model, float_precision=precision, reference="1").run(None, {"x": x})[0]
+        assert np.array_equal(y, one_by_one)
+        expected = lowbit.session(model).run(None, {"x": x})[0]
+        assert np.abs(y - expected).max() <= (2e-2 if precision == "tf32" else 1e-4) * np.abs(expected).max()
 
 
 def test_an_unknown_precision_is_refused() -> None:

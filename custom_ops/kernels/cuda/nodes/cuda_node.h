@@ -77,6 +77,11 @@ std::unique_ptr<PackedNode> PackStandard(const StandardNode& node, const Device&
 // A float product and the Relu or Clip that alone reads it, as one kernel. Throws Error for other nodes.
 std::unique_ptr<PackedNode> PackActivated(const StandardNode& product, const StandardNode& activation,
                                           const Device& device, FloatPrecision precision);
+// A float convolution, the Add of what it makes and another tensor, and the Relu or Clip that alone reads that, or null.
+// Fed: what the convolution is, the other tensor; of equal dims they are one kernel. Throws Error for other nodes.
+inline bool FusesAdd(FloatPrecision precision) { return !UsesTensorCores(precision); }
+std::unique_ptr<PackedNode> PackAdded(const StandardNode& conv, const StandardNode* activation,
+                                      const Device& device, FloatPrecision precision);
 // An operation on two float32 tensors and the LowBitQuantize that alone reads it, as one kernel. Throws Error for
 // quantizers that do not fit.
 bool FusesQuantize(const QuantizeNode& quantize);

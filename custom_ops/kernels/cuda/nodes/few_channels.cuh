@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
   const float* const windows =
       band + static_cast<int>(line * p.windows.h.stride) * p.pixels + four * 4 * kStride;
   const int kernel_h = static_cast<int>(p.windows.h.kernel);
-  float* const first = p.y + (int64_t{image} * p.rows * out_h + y) * out_w + x;
+  const int64_t first = (int64_t{image} * p.rows * out_h + y) * out_w + x;
 #pragma unroll 1
   for (int output = 0; output < p.outputs && output0 + output < p.rows; output += kBandOutputs) {
     float sums[kBandOutputs][4] = {};
@@ -106,9 +106,19 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
     for (int i = 0; i < kBandOutputs; ++i) {
       const int row = output0 + output + i;
       if (row >= p.rows) return;
-      float* const to = first + int64_t{row} * out_h * out_w;
+      const int64_t at = first + int64_t{row} * out_h * out_w;
+      float added[4] = {};
+      if (p.stores_fours) {
+        if (p.added != nullptr) LoadFloats(p.added + at, added);
+      } else {
 #pragma unroll
-      for (float& sum : sums[i]) sum = FinishSum(p, row, sum);
+        for (int j = 0; j < 4; ++j) {
+          if (x + j < out_w) added[j] = AddedAt(p, at + j);
+        }
+      }
+      float* const to = p.y + at;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[i][j] = FinishSum(p, row, sums[i][j], added[j]);
       if (p.stores_fours) {
         *reinterpret_cast<float4*>(to) = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
       } else {
@@ -177,7 +187,7 @@ inline bool CutIntoBands(BandParams& p, const Device& device) {
 
 inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device) {
   const auto launch = [device](const Run& run, BandParams p) {
-    p.stores_fours = p.windows.w.out % 4 == 0 && CommonUnit({p.y}) == 16;
+    p.stores_fours = p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.added}) == 16;
     WithBandWindow(p.windows, [&](auto width, auto stride) {
       constexpr auto kKernel = ConvBands<width(), stride()>;
       const cudaError_t prepared = PrepareKernel<kKernel>(device);

@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ F
       }
     }
   }
-  p.y[ConvColumn::Target(p, group, row, j)] = FinishSum(p, channel, sum);
+  const int64_t at = ConvColumn::Target(p, group, row, j);
+  p.y[at] = FinishSum(p, channel, sum, AddedAt(p, at));
 }
 
 // Whether a thread sums an output, front to back.

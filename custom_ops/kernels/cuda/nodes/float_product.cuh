@@ -16,7 +16,8 @@ namespace lowbit::cuda {
 inline constexpr int kMostFewChannels = 4;
 
 struct ProductParams : Tensors<float, float> {
-  const float* bias = nullptr;  // [groups][rows], or null
+  const float* bias = nullptr;   // [groups][rows], or null
+  const float* added = nullptr;  // a tensor like y, or null
   Limits limits;
   int rows = 0, columns = 0;
   // Gemm: element k of column j is x[j * column_step + k * k_step], and of y row i of column j is
@@ -33,10 +34,15 @@ __device__ __forceinline__ float Limited(const Limits& limits, float sum) {
   return sum > limits.high ? limits.high : sum;
 }
 
-// What is stored of a sum.
-__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum) {
+// What is stored of a sum; `added` where another tensor is added.
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float added = 0) {
   if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+  if (p.added != nullptr) sum = __fadd_rn(sum, added);
   return Limited(p.limits, sum);
+}
+// That of the output at a place in y.
+__device__ __forceinline__ float AddedAt(const ProductParams& p, int64_t at) {
+  return p.added == nullptr ? 0.0f : p.added[at];
 }
 
 // Where the outputs of a Gemm lie, those of a column side by side.
@@ -118,14 +124,6 @@ inline void SetShapes(const FloatConvOp& op, const TensorShape& x, const TensorS
   p.by_kernel_w = MakeDivisor(p.windows.w.kernel);
 }
 
-// The node without what is uploaded, which is not copied for that.
-inline FloatGemmOp WithoutConstants(const FloatGemmOp& op) {
-  return {op.k, op.n, op.transpose_a, {}, {}, op.is_matmul};
-}
-inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
-  return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
-}
-
 // `shared`: what Describe gave and what else is known before the shapes, with a member `weights`. plan(parameters) once
 // the shapes are known, too.
 template <typename Op, typename Params, typename Weight, typename Plan>
@@ -138,6 +136,7 @@ PackedNodePtr MakeProduct(const Op& op, Params shared, const std::vector<Weight>
   const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     Params geometry = shared;
     SetShapes(op, fed[0], y, geometry);
+    geometry.limits = LimitsOf(fed, shared.limits);
     return plan(geometry);
   };
   return MakeNode(of_shapes, memory);

@@ -210,19 +210,22 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
   if (i >= p.rows || j >= p.columns) return;
   const int output = group * p.rows + i;
   if (p.stores_fours) {
+    const int64_t at = Column::Target(p, group, i, j);
+    float added[4] = {};
+    if (p.added != nullptr) LoadFloats(p.added + at, added);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e]);
+      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], added[e]);
     }
-    *reinterpret_cast<float4*>(y + Column::Target(p, group, i, j)) =
-        make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
+    *reinterpret_cast<float4*>(y + at) = make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
     return;
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
     if (i + of_i >= p.rows || j + of_j >= p.columns) return;
-    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e]);
+    const int64_t at = Column::Target(p, group, i + of_i, j + of_j);
+    y[at] = FinishSum(p, output + of_i, sums.v[e], AddedAt(p, at));
   }
 }
 
@@ -347,7 +350,7 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
   const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
   const float sum = AddSlices(p.product.slices, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
-  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum);
+  p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, AddedAt(p.product, at));
 }
 
 // ---- which tile, how many slices
@@ -499,7 +502,7 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
   const auto in_memory = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
-    slices.bias = nullptr;
+    slices.bias = slices.added = nullptr;
     slices.limits = {};
     launch(run, slices);
     SliceParams finish = {p, p.rows * p.groups};
@@ -528,7 +531,7 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   const unsigned line =
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
   const auto launch = [=](const Run& run, Params p) {
-    p.stores_fours = line % 4 == 0 && CommonUnit({p.y}) == 16;
+    p.stores_fours = line % 4 == 0 && CommonUnit({p.y, p.added}) == 16;
     LaunchProduct<Tiles, Column>(run, p, tile, device);
   };
   return PlanSlices<Column>(text, geometry, device, shared_bytes, launch);

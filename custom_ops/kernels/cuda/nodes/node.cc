@@ -179,8 +179,9 @@ bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool) {
   return transpose.perm == to_front;
 }
 
-PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,
-                            FloatPrecision precision) {
+namespace {
+
+Limits LimitsOf(const StandardNode& activation) {
   const auto* const unary = std::get_if<UnaryOp>(&activation);
   const bool clips = unary != nullptr && unary->kind == UnaryKind::kClip;
   Require(clips || (unary != nullptr && unary->kind == UnaryKind::kRelu),
@@ -188,6 +189,64 @@ PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& act
   Limits limits;
   limits.low = clips ? unary->a : 0;
   if (clips) limits.high = unary->b;
+  return limits;
+}
+
+// Two kernels, or three, the first of which is fed one tensor, the second what it makes and one more.
+NodePlanPtr PlanOneByOne(const std::array<NodePlanPtr, 3>& plans,
+                         const std::array<int64_t, 2>& between_bytes) {
+  constexpr size_t kAlignment = 256;
+  const auto rounded = [](int64_t bytes) {
+    return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const auto& [first, second, third] = plans;
+  const size_t sums_at = rounded(between_bytes[0]);
+  const size_t scratch_at = sums_at + (third == nullptr ? 0 : rounded(between_bytes[1]));
+  const auto launch = [=](const Run& run) {
+    auto* const made = static_cast<uint8_t*>(run.workspace);
+    uint8_t *const sums = made + sums_at, *const scratch = made + scratch_at;
+    first->Launch(run.fed.first(1), made, scratch, run.queue);
+    const void* const operands[] = {made, run.fed[1]};
+    second->Launch(operands, third == nullptr ? run.y : sums, scratch, run.queue);
+    const void* const sum[] = {sums};
+    if (third != nullptr) third->Launch(sum, run.y, scratch, run.queue);
+  };
+  size_t scratch_bytes = 0;
+  std::string text;
+  for (const NodePlanPtr& plan : plans) {
+    if (plan == nullptr) continue;
+    scratch_bytes = std::max(scratch_bytes, plan->WorkspaceBytes());
+    text += (text.empty() ? "" : " + ") + plan->Text();
+  }
+  return MakePlan(text, launch, scratch_at + scratch_bytes);
+}
+
+}  // namespace
+
+PackedNodePtr PackAdded(const StandardNode& product, const StandardNode* activation, const Device& device,
+                        FloatPrecision precision) {
+  Require(FusesAdd(precision), "nothing is added to the sums of ", NameOf(precision));
+  const auto& op = std::get<FloatConvOp>(product);
+  Limits limits = activation == nullptr ? Limits() : LimitsOf(*activation);
+  limits.behind_sum = true;
+  const std::shared_ptr<const PackedNode> conv = Pack(op, device, precision, limits),
+                                          add = Pack(FloatBinaryOp(), device);
+  std::shared_ptr<const PackedNode> last;
+  if (activation != nullptr) last = PackStandard(*activation, device, precision);
+  return MakeNode([=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+    const TensorShape made = OutputOf(StandardNode(op), fed.first(1));
+    if (made.dims == y.dims && fed[1].dims == y.dims) return conv->Plan(fed, y);
+    const TensorShape operands[] = {made, fed[1]};
+    const auto bytes_of = [](const TensorShape& t) { return CountOf(t.dims) * int64_t{sizeof(float)}; };
+    return PlanOneByOne({conv->Plan(fed.first(1), made), add->Plan(operands, y),
+                         last == nullptr ? nullptr : last->Plan({&y, 1}, y)},
+                        {bytes_of(made), bytes_of(y)});
+  });
+}
+
+PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,
+                            FloatPrecision precision) {
+  const Limits limits = LimitsOf(activation);
   const auto pack = [&](const auto& kind) -> PackedNodePtr {
     if constexpr (kIsProduct<std::decay_t<decltype(kind)>>) {
       return Pack(kind, device, precision, limits);

@@ -63,7 +63,18 @@ PackedNodePtr Pack(const FloatPoolOp& op, const Device& device);
 // What a Relu or a Clip behind a product leaves of its sums; numbers that are none pass.
 struct Limits {
   float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
+  bool behind_sum = false;  // with a second fed tensor, like y, which is added; fed one tensor there are none
 };
+inline Limits LimitsOf(Shapes fed, const Limits& limits) {
+  return limits.behind_sum && fed.size() == 1 ? Limits() : limits;
+}
+// The node without what is uploaded, which is not copied for that.
+inline FloatGemmOp WithoutConstants(const FloatGemmOp& op) {
+  return {op.k, op.n, op.transpose_a, {}, {}, op.is_matmul};
+}
+inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
+  return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
+}
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
@@ -138,8 +149,8 @@ struct Run {
 using LaunchFunction = std::function<void(const Run& run)>;
 NodePlanPtr MakePlan(std::string text, LaunchFunction launch, size_t workspace_bytes = 0);
 
-// The same for kernels that make a tensor of `count` elements at `y` from one at `x`, all members of their
-// parameters: `launch` gets those with the tensors of the run, and is not called where there is no element.
+// The same for kernels that make a tensor of `count` elements at `y` from one at `x`, and where they have such a member
+// from a second one that is `added`, all members of their parameters: `launch` gets those with the tensors of the run, and is not called where there is no element.
 template <typename Params, typename Launch>
 NodePlanPtr MakeKernelPlan(std::string text, const Params& geometry, Launch launch,
                            size_t workspace_bytes = 0) {
@@ -148,6 +159,9 @@ NodePlanPtr MakeKernelPlan(std::string text, const Params& geometry, Launch laun
     Params p = geometry;
     p.x = static_cast<decltype(p.x)>(run.fed[0]);
     p.y = static_cast<decltype(p.y)>(run.y);
+    if constexpr (requires { p.added; }) {
+      if (run.fed.size() > 1) p.added = static_cast<decltype(p.added)>(run.fed[1]);
+    }
     launch(run, p);
   };
   return MakePlan(std::move(text), LaunchFunction(fill_in), workspace_bytes);

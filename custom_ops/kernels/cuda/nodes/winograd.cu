@@ -135,22 +135,23 @@ __device__ __forceinline__ int RowOfPair(int pair) {
 }
 
 __device__ __forceinline__ void StoreSquare(const WinogradParams& p, float* y, int row, int square,
-                                            Fours sums) {
+                                            const Fours& sums) {
   if (row >= p.rows || square >= p.squares) return;
   const Square of(p, square);
   const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
-  float* const first = y + ((int64_t{of.image} * p.rows + row) * out_h + of.y) * out_w + of.x;
+  int64_t at = ((int64_t{of.image} * p.rows + row) * out_h + of.y) * out_w + of.x;
 #pragma unroll
-  for (float& sum : sums.v) sum = FinishSum(p, row, sum);
-#pragma unroll
-  for (int i = 0; i < kMade; ++i) {
+  for (int i = 0; i < kMade; ++i, at += out_w) {
     if (of.y + i >= out_h) return;
-    float* const line = first + int64_t{i} * out_w;
+    const float left = sums.v[i * kMade], right = sums.v[i * kMade + 1];
     if (p.stores_pairs) {
-      *reinterpret_cast<float2*>(line) = make_float2(sums.v[i * kMade], sums.v[i * kMade + 1]);
+      float2 added = {0, 0};
+      if (p.added != nullptr) added = *reinterpret_cast<const float2*>(p.added + at);
+      *reinterpret_cast<float2*>(y + at) =
+          make_float2(FinishSum(p, row, left, added.x), FinishSum(p, row, right, added.y));
     } else {
-      line[0] = sums.v[i * kMade];
-      if (of.x + 1 < out_w) line[1] = sums.v[i * kMade + 1];
+      y[at] = FinishSum(p, row, left, AddedAt(p, at));
+      if (of.x + 1 < out_w) y[at + 1] = FinishSum(p, row, right, AddedAt(p, at + 1));
     }
   }
 }
@@ -364,10 +365,12 @@ void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device
   Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
 }
 
+bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
+
 NodePlanPtr PlanSquares(WinogradParams geometry, const Device& device, int slices) {
   geometry.slices = CheapestSlices(geometry, slices);
   const auto launch = [device](const Run& run, WinogradParams p) {
-    p.stores_pairs = p.windows.w.out % kMade == 0 && reinterpret_cast<uintptr_t>(p.y) % sizeof(float2) == 0;
+    p.stores_pairs = p.windows.w.out % kMade == 0 && ArePairs(p.y) && ArePairs(p.added);
     LaunchSquares(run, p, device);
   };
   return PlanSlices<ConvColumn>("float_conv winograd 2x2", geometry, device, SharedBytes(true), launch);

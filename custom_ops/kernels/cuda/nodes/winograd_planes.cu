@@ -120,21 +120,24 @@ __global__ void __launch_bounds__(kBlock) PlanesToOutputs(const __grid_constant_
   }
   const Corner of(p, square);
   const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
-  float* const first = p.y + ((int64_t{of.image} * p.rows + row) * out_h + of.y) * out_w + of.x;
+  int64_t to = ((int64_t{of.image} * p.rows + row) * out_h + of.y) * out_w + of.x;
 #pragma unroll
-  for (int i = 0; i < kMade; ++i) {
+  for (int i = 0; i < kMade; ++i, to += out_w) {
     if (of.y + i >= out_h) return;
-    float outputs[kMade];
-    TransformSums(down[i], outputs);
-#pragma unroll
-    for (float& output : outputs) output = FinishSum(p, static_cast<int>(row), output);
-    float* const line = first + int64_t{i} * out_w;
+    float sums[kMade];
+    TransformSums(down[i], sums);
+    const auto finish = [&](int j, float added) {
+      return FinishSum(p, static_cast<int>(row), sums[j], added);
+    };
     if (p.stores_fours) {
-      *reinterpret_cast<float4*>(line) = make_float4(outputs[0], outputs[1], outputs[2], outputs[3]);
+      float added[kMade] = {};
+      if (p.added != nullptr) LoadFloats(p.added + to, added);
+      *reinterpret_cast<float4*>(p.y + to) =
+          make_float4(finish(0, added[0]), finish(1, added[1]), finish(2, added[2]), finish(3, added[3]));
     } else {
 #pragma unroll
       for (int j = 0; j < kMade; ++j) {
-        if (of.x + j < out_w) line[j] = outputs[j];
+        if (of.x + j < out_w) p.y[to + j] = finish(j, AddedAt(p, to + j));
       }
     }
   }
@@ -233,7 +236,7 @@ PackedNodePtr PackWinogradPlanes(const FloatConvOp& op, const Device& device, co
     const auto [points, sums] = ShapesOf(op, y);
     const NodePlanPtr product = packed->Plan({&points, 1}, sums);
     const size_t points_bytes = BytesOf(points), sums_bytes = BytesOf(sums);
-    PlanesParams geometry = Described(op, limits, fed[0], y);
+    PlanesParams geometry = Described(op, LimitsOf(fed, limits), fed[0], y);
     geometry.bias = bias;
     const auto launch = [=](const Run& run, const PlanesParams& p) {
       auto* const workspace = static_cast<uint8_t*>(run.workspace);
@@ -246,7 +249,7 @@ PackedNodePtr PackWinogradPlanes(const FloatConvOp& op, const Device& device, co
       product->Launch(read, of_sums, workspace + points_bytes + sums_bytes, run.queue);
       PlanesParams last = p;
       last.x = of_sums;
-      last.stores_fours = p.windows.w.out % kMade == 0 && CommonUnit({p.y}) == 16;
+      last.stores_fours = p.windows.w.out % kMade == 0 && CommonUnit({p.y, p.added}) == 16;
       run.LaunchFor(int64_t{p.rows} * p.by_pitch.divisor, PlanesToOutputs, kBlock, last);
     };
     return MakeKernelPlan("float_conv winograd 4x4, " + product->Text(), geometry, launch,

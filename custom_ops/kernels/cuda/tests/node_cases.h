@@ -34,6 +34,7 @@ struct Case {
   std::optional<FloatTiling> tiling = std::nullopt;       // of a product in float32
   std::optional<WinogradTiling> winograd = std::nullopt;  // of a convolution that has it
   bool has_clusters = true;                               // of either; else as on a GPU of capability 80
+  bool adds = false;                                      // a second fed tensor to a float convolution
   std::optional<UnaryOp> activation = std::nullopt;       // fused with the node
   std::optional<QuantizeNode> quantizer = std::nullopt;   // likewise
   std::optional<TransposeOp> transpose = std::nullopt;    // in front of the node, likewise

@@ -148,10 +148,15 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
       limits.low = clips ? c.activation->a : 0;
       if (clips) limits.high = c.activation->b;
     }
+    limits.behind_sum = c.adds;
     if (c.winograd) return PackWinograd(std::get<FloatConvOp>(node), runs_on, limits, *c.winograd);
     const auto pack = [&](const auto& op) { return PackTiled(op, runs_on, limits, *c.tiling); };
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));
+  }
+  if (c.adds) {
+    const std::optional<StandardNode> activation = c.activation;
+    return PackAdded(node, activation ? &*activation : nullptr, device, c.precision);
   }
   return c.activation ? PackActivated(node, *c.activation, device, c.precision)
                       : PackStandard(node, device, c.precision);

@@ -60,7 +60,7 @@ void FinishMove(Case& c, StandardNode node, const Source& source, const std::vec
 // The output where every element of y is a number.
 using Value = std::function<double(const Dims& index)>;
 void FinishReals(Case& c, StandardNode node, float tolerance, const Value& value) {
-  c.y = OutputOf(node, c.fed);
+  c.y = OutputOf(node, std::span(c.fed).first(c.adds ? 1 : c.fed.size()));
   c.node = std::move(node);
   c.tolerance = tolerance;
   std::vector<float> y;
@@ -380,6 +380,11 @@ void DrawProduct(Draw& draw, Case& c) {
     c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
 double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
+// The sum of a product and its bias with what is added and the activation.
+template <typename T>
+double Finished(const Case& c, const Dims& index, T v) {
+  return Activated(c, c.adds ? v + ElementAt(c.fed[1].dims, c.data[1], index) : v);
+}
 
 // What a sum of products is made of.
 struct Term {
@@ -419,7 +424,10 @@ template <typename Op, typename TermOf, typename BiasOf>
 void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
                     const BiasOf& bias) {
   const bool is_transformed = IsTransformed(op, c.precision);
-  if (is_transformed && draw.Coin(0.8)) {
+  // What is not like y is added by a kernel of its own.
+  const bool is_one_kernel =
+      !c.adds || c.fed[1].dims == OutputOf(StandardNode(op), std::span(c.fed).first(1)).dims;
+  if (is_transformed && is_one_kernel && draw.Coin(0.8)) {
     c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, 1 << draw.Int(0, 4)};
     c.has_clusters = draw.Coin(0.7);
   }
@@ -431,18 +439,20 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
         const auto [x, w] = term(index, k);
         sum += operand(x) * operand(w);
       }
-      return Activated(c, sum);
+      return Finished(c, index, sum);
     });
   }
-  c.tiling.emplace();
-  if (draw.Coin(0.8)) {
-    *c.tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
+  FloatTiling tiling;
+  if (is_one_kernel && draw.Coin(0.8)) {
+    tiling = {static_cast<int>(draw.Int(0, tiles - 1)), 1 << draw.Int(0, 4)};
     c.has_clusters = draw.Coin(0.7);
+    c.tiling = tiling;
   }
-  const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
+  const SumSlices slices =
+      SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), std::span(c.fed).first(1)), tiling);
   FinishReals(c, op, 0, [&](const Dims& index) {
     const float sum = SumOf(slices, length, [&](int64_t k) { return term(index, k); });
-    return Activated(c, sum + bias(index));
+    return Finished(c, index, sum + bias(index));
   });
 }
 
@@ -583,8 +593,14 @@ Case MakeConv(Draw& draw) {
   op.weights = Reals(draw, op.out_channels * group_in * taps);
   if (draw.Coin()) op.bias = Reals(draw, op.out_channels);
   FeedReals(c, draw, PlanesShape(draw, op.in_channels, op.window.spatial));
-  const Dims& dims = c.fed[0].dims;
+  const Dims dims = c.fed[0].dims;
   const Window window = WindowOf(op, dims);
+  if (FusesAdd(c.precision) && draw.Coin(0.3)) {
+    Dims other = OutputOf(StandardNode(op), c.fed).dims;
+    if (draw.Coin(0.2)) std::fill(other.begin() + 2, other.end(), 1);
+    FeedReals(c, draw, other);
+    c.adds = true;
+  }
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
   // The pixel of each tap of an output, -1 outside the image.
   Dims last;
