@@ -32,6 +32,7 @@ enum class FloatGroup : uint8_t {
   kNone,
   kActivated,  // a product and what cuts its sums off
   kAdded,      // a convolution, a sum of what it makes and another tensor, perhaps what cuts that off
+  kCoded,      // a convolution, perhaps what cuts its sums off, and a quantizer
   kQuantized,  // an operation on two tensors and a quantizer of its result as it lies
   kPooled,     // an image whose channels come first for a global pool alone
 };
@@ -46,10 +47,14 @@ FloatGroup FloatGroupOf(std::span<const Node* const> nodes) {
     const bool cuts = nodes.size() == 3 && is(*nodes[2], {"Relu", "Clip"});
     return nodes.size() == 2 || cuts ? FloatGroup::kAdded : FloatGroup::kNone;
   }
+  const auto quantizes = [&](size_t i) { return i + 1 == nodes.size() && nodes[i]->op == "LowBitQuantize"; };
+  if (is(first, {"Conv"}) && (quantizes(1) || (is(next, {"Relu", "Clip"}) && quantizes(2)))) {
+    return FloatGroup::kCoded;
+  }
   if (nodes.size() > 2) return FloatGroup::kNone;
   if (IsLowBit(next)) {
-    const bool quantizes = is(first, {"Add", "Sub", "Mul", "Div"}) && next.op == "LowBitQuantize";
-    return quantizes ? FloatGroup::kQuantized : FloatGroup::kNone;
+    return is(first, {"Add", "Sub", "Mul", "Div"}) && quantizes(1) ? FloatGroup::kQuantized
+                                                                   : FloatGroup::kNone;
   }
   if (is(first, {"Conv", "Gemm", "MatMul"}) && is(next, {"Relu", "Clip"})) return FloatGroup::kActivated;
   const bool pools = first.op == "Transpose" && is(next, {"GlobalAveragePool", "GlobalMaxPool"});
@@ -165,6 +170,9 @@ class CudaBackend final : public Backend {
           return true;
         case FloatGroup::kAdded:
           return cuda::FusesAdd(float_precision_);
+        case FloatGroup::kCoded:
+          return cuda::FusesQuantize(ReadStandard(graph, *nodes[0]),
+                                     std::get<QuantizeNode>(DecodeLowBit(graph, next)), float_precision_);
         case FloatGroup::kQuantized:
           return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
         case FloatGroup::kPooled:
@@ -191,6 +199,8 @@ class CudaBackend final : public Backend {
           return CreateActivated(graph, *nodes[0], *nodes[1]);
         case FloatGroup::kAdded:
           return CreateAdded(graph, nodes);
+        case FloatGroup::kCoded:
+          return CreateCoded(graph, nodes);
         case FloatGroup::kQuantized:
           return CreateQuantized(graph, *nodes[0], *nodes[1]);
         case FloatGroup::kPooled:
@@ -374,6 +384,22 @@ class CudaBackend final : public Backend {
                                         const TensorShape operands[] = {OutputOf(conv, fed.first(1)), fed[1]};
                                         return OutputOf(StandardNode(FloatBinaryOp()), operands);
                                       });
+  }
+
+  std::unique_ptr<Step> CreateCoded(const Graph& graph, std::span<const Node* const> nodes) {
+    StandardNode conv = ReadStandard(graph, *nodes[0]);
+    std::optional<StandardNode> activation;
+    if (nodes.size() > 2) activation = ReadStandard(graph, *nodes[1]);
+    auto quantize = std::get<QuantizeNode>(DecodeLowBit(graph, *nodes.back()));
+    auto packed_node = cuda::PackQuantized(conv, activation ? &*activation : nullptr, quantize,
+                                           device_->Properties(), float_precision_);
+    DropWeights(conv);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [conv = std::move(conv), quantize = std::move(quantize)](std::span<const TensorShape> fed) {
+          const TensorShape made = OutputOf(conv, fed);
+          return OutputOf(NodeSpec(quantize), std::span(&made, 1));
+        });
   }
 
   static std::unique_ptr<Step> CreateQuantized(const Graph& graph, const Node& operation,

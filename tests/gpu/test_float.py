@@ -11,6 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.ep.graphs import Network
+
 CHANNELS, OUTPUTS, CLASSES = 48, 72, 40
 BITS = {"float32": 21, "winograd": 19.5, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
 """Errors are within 2^-bits of the sum of the magnitudes of 432 products (docs/numerics.md)."""
@@ -128,6 +130,31 @@ def test_sums_behind_convolutions_are_those_of_single_nodes(
         assert np.array_equal(y, one_by_one)
         expected = lowbit.session(model).run(None, {"x": x})[0]
         assert np.abs(y - expected).max() <= (2e-2 if precision == "tf32" else 1e-4) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_float_first_layer_makes_codes(
+    relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Network(5)
+    weights = net.const(net.rng.normal(0, 0.2, (20, 3, 3, 3)).astype(np.float32), "floats")
+    y = net.node("Conv", ["x", weights], pads=[1] * 4, strides=[2, 2])
+    last = net.layer(net.grid(net.node("Relu", [y]) if relu else y), 20, 12, 3)
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("x", 3), (last, 12))
+    ]
+    graph = helper.make_graph(net.nodes, "codes", values[:1], values[1:], net.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    x = np.random.default_rng(9).standard_normal((2, 3, 19, 22), dtype=np.float32)
+    with monkeypatch.context() as printing:
+        printing.setenv("LOWBIT_PRINT_PLAN", "json")
+        made = opened(converted).run(None, {"x": x})[0]
+    (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
+    assert len(plan["steps"][0]["nodes"]) == (3 if relu else 2)
+    assert "to codes" in plan["steps"][0]["kernel"]
+    assert np.array_equal(made, opened(converted, reference="1").run(None, {"x": x})[0])
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -16,6 +16,7 @@ struct BandParams : SplitParams {
   int pixels = 0, pixel_lines = 0;           // that they read, of each channel; from line to line
   int bands_across = 0;                      // of an image
   int outputs = 0;                           // of a block, a multiple of kBandOutputs
+  QuantizerGrid grid;                        // of codes
   FastDivisor by_fours, by_across, by_down;  // bands: across, down
 };
 
@@ -25,7 +26,55 @@ inline constexpr int kBandBlock = 128, kBandOutputs = 8;
 template <int kWidth, int kStride>
 inline constexpr int kSpan = (3 * kStride + kWidth + 3) / 4 * 4;
 
-template <int kWidth, int kStride>
+using BandSums = float[kBandOutputs][4];
+
+// From channel `row` of the first pixel on, whose place in y is `at` there, with so many pixels left in the line.
+__device__ __forceinline__ void StoreBandFloats(const BandParams& p, const BandSums& sums, int row,
+                                                int64_t at, int64_t plane, int left) {
+#pragma unroll
+  for (int i = 0; i < kBandOutputs; ++i, ++row, at += plane) {
+    if (row >= p.rows) return;
+    if (p.stores_fours) {
+      float added[4] = {};
+      if (p.added != nullptr) LoadFloats(p.added + at, added);
+      *reinterpret_cast<float4*>(p.y + at) =
+          make_float4(FinishSum(p, row, sums[i][0], added[0]), FinishSum(p, row, sums[i][1], added[1]),
+                      FinishSum(p, row, sums[i][2], added[2]), FinishSum(p, row, sums[i][3], added[3]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j < left) p.y[at + j] = FinishSum(p, row, sums[i][j], AddedAt(p, at + j));
+      }
+    }
+  }
+}
+
+// The same as codes with the channels last, from the pixel number `at` on.
+__device__ __forceinline__ void StoreBandCodes(const BandParams& p, const BandSums& sums, int row, int64_t at,
+                                               int left) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (j >= left) return;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(p.y) + (at + j) * p.rows + row;
+    const auto code = [&](int i) {
+      return QuantizedCode<true>(FinishSum(p, min(row + i, p.rows - 1), sums[i][j]), p.grid);
+    };
+    const Codes<kBandOutputs> codes = MakeCodes<kBandOutputs>(code);
+#pragma unroll
+    for (int word = 0; word < kBandOutputs / 4; ++word) {
+      if (p.stores_fours) {
+        if (row + 4 * word < p.rows) reinterpret_cast<unsigned*>(to)[word] = codes.w[word];
+      } else {
+#pragma unroll
+        for (int i = 4 * word; i < 4 * word + 4; ++i) {
+          if (row + i < p.rows) to[i] = static_cast<uint8_t>(codes[i]);
+        }
+      }
+    }
+  }
+}
+
+template <int kWidth, int kStride, bool kToCodes>
 __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ BandParams p) {
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   float* const weights = reinterpret_cast<float*>(shared);  // [k][outputs]
@@ -70,7 +119,6 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
   const float* const windows =
       band + static_cast<int>(line * p.windows.h.stride) * p.pixels + four * 4 * kStride;
   const int kernel_h = static_cast<int>(p.windows.h.kernel);
-  const int64_t first = (int64_t{image} * p.rows * out_h + y) * out_w + x;
 #pragma unroll 1
   for (int output = 0; output < p.outputs && output0 + output < p.rows; output += kBandOutputs) {
     float sums[kBandOutputs][4] = {};
@@ -102,31 +150,13 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kBandOutputs; ++i) {
-      const int row = output0 + output + i;
-      if (row >= p.rows) return;
-      const int64_t at = first + int64_t{row} * out_h * out_w;
-      float added[4] = {};
-      if (p.stores_fours) {
-        if (p.added != nullptr) LoadFloats(p.added + at, added);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (x + j < out_w) added[j] = AddedAt(p, at + j);
-        }
-      }
-      float* const to = p.y + at;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[i][j] = FinishSum(p, row, sums[i][j], added[j]);
-      if (p.stores_fours) {
-        *reinterpret_cast<float4*>(to) = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (x + j < out_w) to[j] = sums[i][j];
-        }
-      }
+    if constexpr (kToCodes) {
+      StoreBandCodes(p, sums, output0 + output, (int64_t{image} * out_h + y) * out_w + x, out_w - x);
+    } else {
+      const int64_t plane = int64_t{out_h} * out_w;
+      StoreBandFloats(p, sums, output0 + output,
+                      (int64_t{image} * p.rows + output0 + output) * plane + int64_t{y} * out_w + x, plane,
+                      out_w - x);
     }
   }
 }
@@ -185,24 +215,33 @@ inline bool CutIntoBands(BandParams& p, const Device& device) {
   return bands < kMostBands && BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
 }
 
-inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device) {
-  const auto launch = [device](const Run& run, BandParams p) {
-    p.stores_fours = p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.added}) == 16;
+inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device,
+                             bool to_codes) {
+  const auto launch = [=](const Run& run, BandParams p) {
+    // Four floats of a line, or codes of a pixel.
+    p.stores_fours = to_codes ? p.rows % 4 == 0 && CommonUnit({p.y}) >= 4
+                              : p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.added}) == 16;
     WithBandWindow(p.windows, [&](auto width, auto stride) {
-      constexpr auto kKernel = ConvBands<width(), stride()>;
-      const cudaError_t prepared = PrepareKernel<kKernel>(device);
-      Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan,
-              " failed: ", cudaGetErrorString(prepared));
-      const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
-      const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
-                      BlocksFor(p.rows, p.outputs));
-      const cudaError_t error = run.queue.LaunchWith({BandBytes(p)}, kKernel, grid, dim3(kBandBlock), p);
-      Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
+      std::visit(
+          [&](auto codes) {
+            constexpr auto kKernel = ConvBands<width(), stride(), codes()>;
+            const cudaError_t prepared = PrepareKernel<kKernel>(device);
+            Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan,
+                    " failed: ", cudaGetErrorString(prepared));
+            const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
+            const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
+                            BlocksFor(p.rows, p.outputs));
+            const cudaError_t error =
+                run.queue.LaunchWith({BandBytes(p)}, kKernel, grid, dim3(kBandBlock), p);
+            Require(error == cudaSuccess, "CUDA: launching ", run.plan,
+                    " failed: ", cudaGetErrorString(error));
+          },
+          OneOf(to_codes));
     });
   };
-  return MakeKernelPlan(
-      name + " bands " + std::to_string(geometry.lines) + "x" + std::to_string(4 * geometry.fours), geometry,
-      launch);
+  return MakeKernelPlan(name + (to_codes ? " to codes" : "") + " bands " + std::to_string(geometry.lines) +
+                            "x" + std::to_string(4 * geometry.fours),
+                        geometry, launch);
 }
 
 }  // namespace lowbit::cuda

@@ -192,7 +192,7 @@ Limits LimitsOf(const StandardNode& activation) {
   return limits;
 }
 
-// Two kernels, or three, the first of which is fed one tensor, the second what it makes and one more.
+// Two kernels, or three, the first of which is fed the first tensor, the second what it makes and the other tensors.
 NodePlanPtr PlanOneByOne(const std::array<NodePlanPtr, 3>& plans,
                          const std::array<int64_t, 2>& between_bytes) {
   constexpr size_t kAlignment = 256;
@@ -206,8 +206,9 @@ NodePlanPtr PlanOneByOne(const std::array<NodePlanPtr, 3>& plans,
     auto* const made = static_cast<uint8_t*>(run.workspace);
     uint8_t *const sums = made + sums_at, *const scratch = made + scratch_at;
     first->Launch(run.fed.first(1), made, scratch, run.queue);
-    const void* const operands[] = {made, run.fed[1]};
-    second->Launch(operands, third == nullptr ? run.y : sums, scratch, run.queue);
+    const void* const operands[] = {made, run.fed.back()};
+    second->Launch(std::span(operands).first(run.fed.size()), third == nullptr ? run.y : sums, scratch,
+                   run.queue);
     const void* const sum[] = {sums};
     if (third != nullptr) third->Launch(sum, run.y, scratch, run.queue);
   };
@@ -241,6 +242,28 @@ PackedNodePtr PackAdded(const StandardNode& product, const StandardNode* activat
     return PlanOneByOne({conv->Plan(fed.first(1), made), add->Plan(operands, y),
                          last == nullptr ? nullptr : last->Plan({&y, 1}, y)},
                         {bytes_of(made), bytes_of(y)});
+  });
+}
+
+bool FusesQuantize(const StandardNode& conv, const QuantizeNode& quantize, FloatPrecision precision) {
+  return !UsesTensorCores(precision) && quantize.grids.size() == 1 && quantize.to_channels_last &&
+         MayMakeCodes(std::get<FloatConvOp>(conv), quantize.grids.front());
+}
+
+PackedNodePtr PackQuantized(const StandardNode& conv, const StandardNode* activation,
+                            const QuantizeNode& quantize, const Device& device, FloatPrecision precision) {
+  Require(FusesQuantize(conv, quantize, precision),
+          "a float convolution makes codes of few channels for one grid");
+  const auto& op = std::get<FloatConvOp>(conv);
+  const Limits limits = activation == nullptr ? Limits() : LimitsOf(*activation);
+  const std::shared_ptr<const PackedNode> product = PackToCodes(op, device, limits, quantize.grids.front()),
+                                          quantized = Pack(quantize, device);
+  return MakeNode([=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+    const TensorShape made = OutputOf(StandardNode(op), fed);
+    NodePlanPtr plan = product->Plan(fed, made);
+    if (MakesCodes(op, fed[0], made, device)) return plan;
+    return PlanOneByOne({std::move(plan), quantized->Plan({&made, 1}, y), nullptr},
+                        {CountOf(made.dims) * int64_t{sizeof(float)}, 0});
   });
 }
 

@@ -92,6 +92,12 @@ PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limit
                         const FloatTiling& tiling = {});
 PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling = {});
+// Codes with the channels last where MakesCodes, and where not as PackTiled; y is the tensor of floats either way. A grid
+// may have no such kernel.
+bool MayMakeCodes(const FloatConvOp& op, const Quantizer& codes);
+PackedNodePtr PackToCodes(const FloatConvOp& op, const Device& device, const Limits& limits,
+                          const Quantizer& codes);
+bool MakesCodes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, const Device& device);
 // How a product in float32 is summed, which the node and its shapes alone decide: `steps` of `step` elements each, the
 // last one of what is left, are cut into slices, of which number s begins at s * steps / count. Each is summed front to
 // back with fma, then their sums by a binary tree.

@@ -136,6 +136,10 @@ class Stream {
 std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
   const auto& node = std::get<StandardNode>(c.node);
+  const std::optional<StandardNode> activation = c.activation;
+  const StandardNode* const behind = activation ? &*activation : nullptr;
+  if (c.quantizer && std::holds_alternative<FloatConvOp>(node))
+    return PackQuantized(node, behind, *c.quantizer, device, c.precision);
   if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
   if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
   if (c.tiling || c.winograd) {
@@ -154,10 +158,7 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));
   }
-  if (c.adds) {
-    const std::optional<StandardNode> activation = c.activation;
-    return PackAdded(node, activation ? &*activation : nullptr, device, c.precision);
-  }
+  if (c.adds) return PackAdded(node, behind, device, c.precision);
   return c.activation ? PackActivated(node, *c.activation, device, c.precision)
                       : PackStandard(node, device, c.precision);
 }
