@@ -17,7 +17,7 @@ enum class FloatPrecision : uint8_t {
 inline constexpr FloatPrecision kFloatPrecisions[] = {FloatPrecision::kFloat32, FloatPrecision::kWinograd,
                                                       FloatPrecision::k3xTf32, FloatPrecision::kTf32,
                                                       FloatPrecision::kFloat16};
-inline constexpr bool UsesTensorCores(FloatPrecision precision) {
+constexpr bool UsesTensorCores(FloatPrecision precision) {
   return precision != FloatPrecision::kFloat32 && precision != FloatPrecision::kWinograd;
 }
 
