@@ -1,5 +1,5 @@
-// Float convolutions of ResNet-50: each tile with each number of slices of float32, the one that the estimate takes
-// first, then the other precisions; replays of a CUDA graph of equal nodes, medians.
+// Float convolutions of ResNet-50: each tile of float32 and each square of winograd with each number of slices, beside what
+// the estimate takes, then Tensor Cores; replays of a CUDA graph of equal nodes, medians.
 //   lowbit_cuda_float_bench [batch] [layer]
 // Prints a markdown table.
 #include <cuda_runtime.h>
@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,10 @@ class Bench {
   }
 
   Timed WithTiling(const FloatTiling& tiling) { return Time(*PackTiled(op_, device_, limits_, tiling)); }
+  Timed WithWinograd(const WinogradTiling& tiling) {
+    return Time(*PackWinograd(op_, device_, limits_, tiling));
+  }
+  bool HasWinograd() const { return cuda::HasWinograd(op_); }
   Timed WithPrecision(FloatPrecision precision) { return Time(*Pack(op_, device_, precision, limits_)); }
 
  private:
@@ -77,8 +82,9 @@ class Bench {
 
 void Measure(int64_t batch, const std::string& only) {
   std::cout << Device::Query(0).name << ", batch " << batch
-            << "\n\n| layer | estimate's | us | best three | winograd us | 3xtf32 us | float16 us |\n"
-            << "| --- | --- | --- | --- | --- | --- | --- |\n"
+            << "\n\n| layer | estimate's | us | best three | winograd us | its best three | 3xtf32 us | "
+               "float16 us |\n"
+            << "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
             << std::fixed << std::setprecision(1);
   std::vector<Layer> layers = {{"stem", 3, 224, 64, 7, 2, 3, 1, {}, {}},
                                {"3x3 128 14x14", 128, 14, 128, 3, 1, 1, 1, {}, {}},
@@ -89,16 +95,26 @@ void Measure(int64_t batch, const std::string& only) {
     if (!only.empty() && only != layer.name) continue;
     Bench bench(layer, batch);
     const Timed chosen = bench.WithTiling({});
-    std::vector<Timed> all;
-    for (int tile = 0; tile < FloatTiling::kTiles - 1; ++tile) {
-      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench.WithTiling({tile, slices}));
+    std::vector<Timed> all, winograd;
+    for (int slices = 1; slices <= 16; slices *= 2) {
+      for (int tile = 0; tile < FloatTiling::kTiles - 1; ++tile)
+        all.push_back(bench.WithTiling({tile, slices}));
+      if (!bench.HasWinograd()) continue;
+      for (const int made : {2, 4}) winograd.push_back(bench.WithWinograd({made, slices}));
     }
-    std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
+    const auto best_three = [](std::vector<Timed>& timed) {
+      std::sort(timed.begin(), timed.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
+      std::ostringstream out;
+      out << std::fixed << std::setprecision(1);
+      for (size_t i = 0; i < std::min<size_t>(3, timed.size()); ++i) {
+        out << (i > 0 ? "; " : "") << timed[i].text << " " << timed[i].us;
+      }
+      return out.str();
+    };
     std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
-              << layer.out << " | " << chosen.text << " | " << chosen.us << " | ";
-    for (int i = 0; i < 3; ++i) std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
-    const Timed winograd = bench.WithPrecision(FloatPrecision::kWinograd);
-    std::cout << " | " << winograd.text << " " << winograd.us << " | "
+              << layer.out << " | " << chosen.text << " | " << chosen.us << " | " << best_three(all) << " | ";
+    const Timed of_winograd = bench.WithPrecision(FloatPrecision::kWinograd);
+    std::cout << of_winograd.text << " " << of_winograd.us << " | " << best_three(winograd) << " | "
               << bench.WithPrecision(FloatPrecision::k3xTf32).us << " | "
               << bench.WithPrecision(FloatPrecision::kFloat16).us << " |\n"
               << std::flush;
