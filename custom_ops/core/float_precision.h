@@ -1,4 +1,4 @@
-// How products of float32 tensors are computed where a device has units for less than float32.
+// How products of float32 tensors are computed where a device has another way than one by one in float32.
 #pragma once
 
 #include <bit>
@@ -8,16 +8,21 @@
 namespace lowbit {
 
 enum class FloatPrecision : uint8_t {
-  kFloat32,  // products and sums in float32
-  k3xTf32,   // operands as two numbers of 11 bits each, their product without that of the lower ones
-  kTf32,     // operands rounded to 11 bits
-  kFloat16,  // operands rounded to float16
+  kFloat32,   // products and sums in float32
+  kWinograd,  // the same, of 3x3 windows those of transformed pixels and weights
+  k3xTf32,    // operands as two numbers of 11 bits each, their product without that of the lower ones
+  kTf32,      // operands rounded to 11 bits
+  kFloat16,   // operands rounded to float16
 };
-inline constexpr FloatPrecision kFloatPrecisions[] = {FloatPrecision::kFloat32, FloatPrecision::k3xTf32,
-                                                      FloatPrecision::kTf32, FloatPrecision::kFloat16};
+inline constexpr FloatPrecision kFloatPrecisions[] = {FloatPrecision::kFloat32, FloatPrecision::kWinograd,
+                                                      FloatPrecision::k3xTf32, FloatPrecision::kTf32,
+                                                      FloatPrecision::kFloat16};
+constexpr bool UsesTensorCores(FloatPrecision precision) {
+  return precision != FloatPrecision::kFloat32 && precision != FloatPrecision::kWinograd;
+}
 
 inline const char* NameOf(FloatPrecision precision) {
-  constexpr const char* kNames[] = {"float32", "3xtf32", "tf32", "float16"};
+  constexpr const char* kNames[] = {"float32", "winograd", "3xtf32", "tf32", "float16"};
   return kNames[static_cast<int>(precision)];
 }
 

@@ -23,8 +23,9 @@ constexpr OptionInfo kOptions[] = {
      "Where measured choices are kept."},
     {"deterministic", "0, 1", "1",
      "Accepted for completeness: results are equal bit for bit from run to run either way."},
-    {"float_precision", "float32, 3xtf32, tf32, float16", "float32",
-     "What a GPU rounds the operands of float32 convolutions and products to, so that its Tensor Cores "
+    {"float_precision", "float32, winograd, 3xtf32, tf32, float16", "float32",
+     "How a GPU makes float32 convolutions and products: in float32; with those of 3x3 windows transformed "
+     "(Winograd), where that is quicker; or what it rounds their operands to, so that its Tensor Cores "
      "multiply "
      "them. Sums stay float32. CPUs take no notice."},
     {"float_regions", "0, 1", "0",

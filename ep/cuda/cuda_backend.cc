@@ -32,6 +32,7 @@ enum class FloatGroup : uint8_t {
   kNone,
   kActivated,  // a product and what cuts its sums off
   kAdded,      // a product, the addition of another tensor, and what cuts that off or nothing
+  kCoded,      // a convolution, what cuts its sums off or nothing, and a quantizer
   kQuantized,  // an operation on two tensors and a quantizer of its result as it lies
   kPooled,     // an image whose channels come first for a global pool alone
 };
@@ -44,12 +45,13 @@ FloatGroup FloatGroupOf(std::span<const Node* const> nodes) {
   const Node &first = *nodes[0], &next = *nodes[1];
   const bool is_product = is(first, {"Conv", "Gemm", "MatMul"}),
              cuts_off = is(*nodes.back(), {"Relu", "Clip"});
-  if (is_product && next.op == "Add" && !IsLowBit(next) && (nodes.size() == 2 || cuts_off))
-    return FloatGroup::kAdded;
+  if (is_product && is(next, {"Add"}) && (nodes.size() == 2 || cuts_off)) return FloatGroup::kAdded;
+  const bool quantizes = nodes.back()->op == "LowBitQuantize";
+  if (is(first, {"Conv"}) && quantizes && (nodes.size() == 2 || is(next, {"Relu", "Clip"})))
+    return FloatGroup::kCoded;
   if (nodes.size() != 2) return FloatGroup::kNone;
   if (IsLowBit(next)) {
-    const bool quantizes = is(first, {"Add", "Sub", "Mul", "Div"}) && next.op == "LowBitQuantize";
-    return quantizes ? FloatGroup::kQuantized : FloatGroup::kNone;
+    return is(first, {"Add", "Sub", "Mul", "Div"}) && quantizes ? FloatGroup::kQuantized : FloatGroup::kNone;
   }
   if (is_product && cuts_off) return FloatGroup::kActivated;
   const bool pools = first.op == "Transpose" && is(next, {"GlobalAveragePool", "GlobalMaxPool"});
@@ -165,6 +167,9 @@ class CudaBackend final : public Backend {
           return true;
         case FloatGroup::kAdded:
           return !std::holds_alternative<FloatMatmulOp>(ReadStandard(graph, *all[0]));
+        case FloatGroup::kCoded:
+          return cuda::FusesQuantize(ReadStandard(graph, *nodes[0]),
+                                     std::get<QuantizeNode>(DecodeLowBit(graph, next)), float_precision_);
         case FloatGroup::kQuantized:
           return cuda::FusesQuantize(std::get<QuantizeNode>(DecodeLowBit(graph, next)));
         case FloatGroup::kPooled:
@@ -191,6 +196,8 @@ class CudaBackend final : public Backend {
           return CreateActivated(graph, *nodes[0], *nodes[1]);
         case FloatGroup::kAdded:
           return CreateAdded(graph, *nodes[0], nodes.size() > 2 ? nodes[2] : nullptr);
+        case FloatGroup::kCoded:
+          return CreateCoded(graph, nodes);
         case FloatGroup::kQuantized:
           return CreateQuantized(graph, *nodes[0], *nodes[1]);
         case FloatGroup::kPooled:
@@ -372,6 +379,22 @@ class CudaBackend final : public Backend {
         std::move(packed_node), [spec = std::move(spec)](std::span<const TensorShape> fed) {
           const TensorShape operands[] = {OutputOf(spec, fed.first(1)), fed[1]};
           return OutputOf(StandardNode(FloatBinaryOp{FloatBinaryKind::kAdd}), operands);
+        });
+  }
+
+  std::unique_ptr<Step> CreateCoded(const Graph& graph, std::span<const Node* const> nodes) {
+    StandardNode conv = ReadStandard(graph, *nodes[0]);
+    std::optional<StandardNode> activation;
+    if (nodes.size() > 2) activation = ReadStandard(graph, *nodes[1]);
+    auto quantize = std::get<QuantizeNode>(DecodeLowBit(graph, *nodes.back()));
+    auto packed_node = cuda::PackQuantized(conv, activation ? &*activation : nullptr, quantize,
+                                           device_->Properties(), float_precision_);
+    DropWeights(conv);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [conv = std::move(conv), quantize = std::move(quantize)](std::span<const TensorShape> fed) {
+          const TensorShape made = OutputOf(conv, fed);
+          return OutputOf(NodeSpec(quantize), std::span(&made, 1));
         });
   }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import lowbit
 import numpy as np
 import onnx
@@ -9,12 +11,14 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.ep.graphs import Network
+
 CHANNELS, OUTPUTS, CLASSES = 48, 72, 40
-BITS = {"float32": 21, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
+BITS = {"float32": 21, "winograd": 19.5, "3xtf32": 19.5, "tf32": 9.9, "float16": 9.9}
 """Errors are within 2^-bits of the sum of the magnitudes of 432 products (docs/numerics.md)."""
 
 
-def float_network() -> onnx.ModelProto:
+def float_network(stride: int = 2) -> onnx.ModelProto:
     """Convolution, Relu, pooling, Gemm; both products are outputs."""
     rng = np.random.default_rng(5)
     shapes = {"w": (OUTPUTS, CHANNELS, 3, 3), "b": (OUTPUTS,), "m": (OUTPUTS, CLASSES), "c": (CLASSES,)}
@@ -23,7 +27,7 @@ def float_network() -> onnx.ModelProto:
         for name, shape in shapes.items()
     ]
     nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["sums"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Conv", ["x", "w", "b"], ["sums"], pads=[1, 1, 1, 1], strides=[stride, stride]),
         helper.make_node("Relu", ["sums"], ["y"]),
         helper.make_node("GlobalAveragePool", ["y"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["flat"]),
@@ -58,7 +62,7 @@ def magnitudes(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("precision", BITS)
 @pytest.mark.parametrize("batch", [1, 40])
 def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
-    model = float_network()
+    model = float_network(1 if precision == "winograd" else 2)
     x = np.random.default_rng(batch).standard_normal((batch, CHANNELS, 21, 13), dtype=np.float32)
     session = opened(model, float_precision=precision)
     y, z = session.run(None, {"x": x})
@@ -73,6 +77,84 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
     assert np.all(np.abs(z - expected_z) <= 2 * bound * terms_z)
     if precision in ("tf32", "float16"):
         assert not np.allclose(y, expected_y, rtol=0, atol=1e-6), "operands were not rounded"
+    if precision == "winograd":
+        direct = opened(model).run(None, {"x": x})[0]
+        assert not np.array_equal(y, direct), "nothing was transformed"
+
+
+def block_network() -> onnx.ModelProto:
+    """Sums of convolutions and another tensor, another convolution, means of channels."""
+    rng = np.random.default_rng(7)
+    constants = [
+        numpy_helper.from_array(rng.standard_normal((16, 16, 3, 3)).astype(np.float32), f"w{i}")
+        for i in range(5)
+    ]
+
+    def conv(x: str, number: int) -> onnx.NodeProto:
+        return helper.make_node("Conv", [x, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1])
+
+    nodes = [
+        conv("x", 0),
+        helper.make_node("Relu", ["c0"], ["r"]),
+        conv("r", 1),
+        helper.make_node("Add", ["r", "c1"], ["s"]),
+        helper.make_node("Relu", ["s"], ["t"]),
+        conv("t", 2),
+        conv("t", 3),
+        helper.make_node("Add", ["c2", "c3"], ["u"]),
+        conv("u", 4),
+        helper.make_node("GlobalAveragePool", ["u"], ["means"]),
+        helper.make_node("Add", ["c4", "means"], ["v"]),
+        helper.make_node("Relu", ["v"], ["y"]),
+    ]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", "W"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "block", [image], [made], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "winograd", "tf32"])
+def test_sums_behind_convolutions_are_those_of_single_nodes(
+    precision: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = block_network()
+    for shape in ((1, 16, 9, 13), (3, 16, 8, 8)):
+        x = np.random.default_rng(8).standard_normal(shape, dtype=np.float32)
+        with monkeypatch.context() as printing:
+            printing.setenv("LOWBIT_PRINT_PLAN", "json")
+            y = opened(model, float_precision=precision).run(None, {"x": x})[0]
+        (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
+        steps = [len(step["nodes"]) for step in plan["steps"]]
+        assert steps == ([2, *[1] * 10] if precision == "tf32" else [2, 3, 1, 2, 1, 3])
+        one_by_one = opened(model, float_precision=precision, reference="1").run(None, {"x": x})[0]
+        assert np.array_equal(y, one_by_one)
+        expected = lowbit.session(model).run(None, {"x": x})[0]
+        assert np.abs(y - expected).max() <= (2e-2 if precision == "tf32" else 1e-4) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_float_first_layer_makes_codes(
+    relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Network(5)
+    weights = net.const(net.rng.normal(0, 0.2, (20, 3, 3, 3)).astype(np.float32), "floats")
+    y = net.node("Conv", ["x", weights], pads=[1] * 4, strides=[2, 2])
+    last = net.layer(net.grid(net.node("Relu", [y]) if relu else y), 20, 12, 3)
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("x", 3), (last, 12))
+    ]
+    graph = helper.make_graph(net.nodes, "codes", values[:1], values[1:], net.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    x = np.random.default_rng(9).standard_normal((2, 3, 19, 22), dtype=np.float32)
+    with monkeypatch.context() as printing:
+        printing.setenv("LOWBIT_PRINT_PLAN", "json")
+        made = opened(converted).run(None, {"x": x})[0]
+    (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
+    assert len(plan["steps"][0]["nodes"]) == (3 if relu else 2)
+    assert "to codes" in plan["steps"][0]["kernel"]
+    assert np.array_equal(made, opened(converted, reference="1").run(None, {"x": x})[0])
 
 
 def residual_network() -> onnx.ModelProto:
@@ -126,5 +208,7 @@ def test_an_addition_behind_a_product_is_a_part_of_it(capfd: pytest.CaptureFixtu
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(lowbit.LowBitError, match=r"float_precision.*expected float32, 3xtf32, tf32, float16"):
+    with pytest.raises(
+        lowbit.LowBitError, match=r"float_precision.*expected float32, winograd, 3xtf32, tf32, float16"
+    ):
         opened(float_network(), float_precision="int4")

@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,10 @@ class Bench {
                     ? *PackTensorProduct(op_, device_, precision, limits_, tiling)
                     : *PackTiled(op_, device_, limits_, tiling));
   }
+  Timed WithWinograd(const WinogradTiling& tiling) {
+    return Time(*PackWinograd(op_, device_, limits_, tiling));
+  }
+  bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
   Timed Time(const PackedNode& node) {
@@ -90,9 +95,21 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
   for (const Layer& layer : layers) {
     if (!only.empty() && only != layer.name) continue;
     Bench bench(layer, batch);
+    const auto print = [&](FloatPrecision precision, const Timed& chosen, std::vector<Timed> all) {
+      std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
+      std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
+                << layer.out << " | " << NameOf(precision) << " | " << chosen.text << " | " << chosen.us
+                << " | ";
+      for (size_t i = 0; i < std::min<size_t>(3, all.size()); ++i)
+        std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
+      std::cout << " |\n" << std::flush;
+    };
+    const auto is_asked = [&](FloatPrecision precision) {
+      return only_precision.empty() || only_precision == NameOf(precision);
+    };
     for (const FloatPrecision precision : {FloatPrecision::kFloat32, FloatPrecision::k3xTf32,
                                            FloatPrecision::kTf32, FloatPrecision::kFloat16}) {
-      if (!only_precision.empty() && only_precision != NameOf(precision)) continue;
+      if (!is_asked(precision)) continue;
       const Timed chosen = bench.WithTiling(precision, {});
       std::vector<Timed> all;
       for (int tile = 0; tile < FloatTiling::kTensorTiles; ++tile) {
@@ -100,13 +117,14 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
           all.push_back(bench.WithTiling(precision, {tile, slices}));
         }
       }
-      std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
-      std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
-                << layer.out << " | " << NameOf(precision) << " | " << chosen.text << " | " << chosen.us
-                << " | ";
-      for (int i = 0; i < 3; ++i) std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
-      std::cout << " |\n" << std::flush;
+      print(precision, chosen, std::move(all));
     }
+    if (!is_asked(FloatPrecision::kWinograd) || !bench.HasWinograd()) continue;
+    std::vector<Timed> all;
+    for (const int made : {2, 4}) {
+      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench.WithWinograd({made, slices}));
+    }
+    print(FloatPrecision::kWinograd, bench.WithWinograd({}), std::move(all));
   }
 }
 

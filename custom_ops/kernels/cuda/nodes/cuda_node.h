@@ -82,6 +82,12 @@ std::unique_ptr<PackedNode> PackActivated(const StandardNode& product, const Sta
 // product makes they are several kernels. Throws Error for other nodes.
 std::unique_ptr<PackedNode> PackAdded(const StandardNode& product, const StandardNode* activation,
                                       const Device& device, FloatPrecision precision);
+// A float convolution of few channels, the Relu or Clip behind, or null, and the LowBitQuantize that alone reads that; one
+// kernel at most shapes. Throws Error for other nodes.
+bool FusesQuantize(const StandardNode& conv, const QuantizeNode& quantize, FloatPrecision precision);
+std::unique_ptr<PackedNode> PackQuantized(const StandardNode& conv, const StandardNode* activation,
+                                          const QuantizeNode& quantize, const Device& device,
+                                          FloatPrecision precision);
 // An operation on two float32 tensors and the LowBitQuantize that alone reads it, as one kernel. Throws Error for
 // quantizers that do not fit.
 bool FusesQuantize(const QuantizeNode& quantize);

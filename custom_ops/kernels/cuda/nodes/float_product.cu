@@ -1,6 +1,9 @@
 // Gemm, MatMul and Conv in float32 on the CUDA cores, summed with fma. Rows are outputs (of the node or a group), columns
 // are rows of A or pixels. A thread multiplies 4 or 8 outputs along either side, whose operands it reads from shared
 // memory 16 bytes at a time.
+#include <optional>
+
+#include "kernels/cuda/nodes/few_channels.cuh"
 #include "kernels/cuda/nodes/float_tiles.cuh"
 
 namespace lowbit::cuda {
@@ -151,13 +154,30 @@ std::vector<float> PackWeights(const FloatParams& p, const std::vector<float>& w
   return out;
 }
 
+// How a convolution is cut into bands, if it is.
+std::optional<BandParams> BandsOf(const FloatParams& p, const Device& device,
+                                  const FloatTiling& tiling = {}) {
+  BandParams bands{p, p.weights, p.pitch};
+  bands.slices = CheapestSlices<Tiles, ConvColumn>(p, tiling.slices);
+  if (tiling.tile >= 0 || !CutIntoBands(bands, device)) return std::nullopt;
+  return bands;
+}
+
 template <typename Column, typename Op>
 PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, const Limits& limits,
-                          const FloatTiling& tiling) {
+                          const FloatTiling& tiling, const Quantizer* codes = nullptr) {
   const FloatParams shared = Described(op, limits);
-  const auto plan = [=](const FloatParams& geometry) {
+  const QuantizerGrid grid = codes == nullptr ? QuantizerGrid() : MakeGrid(*codes);
+  const auto plan = [=, to_codes = codes != nullptr](const FloatParams& geometry) {
     if (IsNarrow<Column>(geometry)) {
       return MakeKernelPlan(std::string(name) + " narrow", geometry, LaunchNarrow);
+    }
+    if constexpr (!kStoresColumns<Column>) {
+      auto bands = BandsOf(geometry, device, tiling);
+      if (bands) {
+        bands->grid = grid;
+        return PlanBands(name, *bands, device, to_codes);
+      }
     }
     return PlanProduct<Tiles, Column>(name, geometry, device, tiling);
   };
@@ -184,6 +204,12 @@ SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShap
   return SlicesOfShapes<ConvColumn>(op, x, y, tiling);
 }
 
+double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
+  FloatParams p = Described(op, {});
+  SetShapes(op, x, y, p);
+  return CheapestTile<Tiles, ConvColumn>(p, CheapestSlices<Tiles, ConvColumn>(p), DeviceOfEstimates()).cost;
+}
+
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling) {
   return PackProduct<GemmColumn>("float_gemm", op, device, limits, tiling);
@@ -193,6 +219,19 @@ PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limit
   return PackProduct<ConvColumn>("float_conv", op, device, limits, tiling);
 }
 
+bool MayMakeCodes(const FloatConvOp& op, const Quantizer& codes) {
+  return op.group == 1 && op.in_channels <= kMostFewChannels && QuantizesFast(codes);
+}
+PackedNodePtr PackToCodes(const FloatConvOp& op, const Device& device, const Limits& limits,
+                          const Quantizer& codes) {
+  return PackProduct<ConvColumn>("float_conv", op, device, limits, {}, &codes);
+}
+bool MakesCodes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, const Device& device) {
+  FloatParams p = Described(op, {});
+  SetShapes(op, x, y, p);
+  return !IsNarrow<ConvColumn>(p) && BandsOf(p, device).has_value();
+}
+
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
   return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
@@ -200,6 +239,7 @@ PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision p
 }
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits) {
+  if (precision == FloatPrecision::kWinograd && HasWinograd(op)) return PackWinograd(op, device, limits);
   return HasTensorProduct(op, device, precision) ? PackTensorProduct(op, device, precision, limits)
                                                  : PackTiled(op, device, limits);
 }

@@ -12,6 +12,9 @@
 
 namespace lowbit::cuda {
 
+// Channels of an image whose convolutions have kernels of their own (few_channels.cuh).
+inline constexpr int kMostFewChannels = 4;
+
 struct ProductParams : Tensors<float, float> {
   const float* bias = nullptr;      // [groups][rows], or null
   const float* residual = nullptr;  // as y, where limits.adds
@@ -42,7 +45,6 @@ __device__ __forceinline__ float FinishSum(const ProductParams& p, int output, f
   if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
 }
-
 // Where the outputs of a Gemm lie, those of a column side by side.
 struct GemmColumn {
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
@@ -122,14 +124,6 @@ inline void SetShapes(const FloatConvOp& op, const TensorShape& x, const TensorS
   p.by_kernel_w = MakeDivisor(p.windows.w.kernel);
 }
 
-// The node without what is uploaded, which is not copied for that.
-inline FloatGemmOp WithoutConstants(const FloatGemmOp& op) {
-  return {op.k, op.n, op.transpose_a, {}, {}, op.is_matmul};
-}
-inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
-  return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
-}
-
 // `shared`: what Describe gave and what else is known before the shapes, with a member `weights`. plan(parameters) once
 // the shapes are known, too.
 template <typename Op, typename Params, typename Weight, typename Plan>
@@ -141,13 +135,11 @@ PackedNodePtr MakeProduct(const Op& op, Params shared, const std::vector<Weight>
   const auto memory = constants.Upload(device);
   const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     Params geometry = shared;
-    const TensorShape made = OutputOf(StandardNode(op), fed.first(1));
-    SetShapes(op, fed[0], made, geometry);
-    if (!geometry.limits.adds || fed[1].dims == made.dims) return plan(geometry);
-    const Limits limits = std::exchange(geometry.limits, {});
-    return PlanApart(plan(geometry), made, fed[1], y, limits, device);
+    SetShapes(op, fed[0], y, geometry);
+    geometry.limits = LimitsOf(fed, shared.limits);
+    return plan(geometry);
   };
-  return MakeNode(of_shapes, memory, shared.limits.adds ? std::optional<size_t>(1) : std::nullopt);
+  return MakeNode(of_shapes, memory);
 }
 
 }  // namespace lowbit::cuda

@@ -496,11 +496,13 @@ TileChoice CheapestTile(const SplitParams& p, int slices, const Device& device) 
 
 inline constexpr int kMostGridRows = 65535;
 
-// The cheapest number of slices, or at most as many as are asked for; for the GPUs that this was made for, whatever GPU
-// is there: it decides the bits.
+// The GPUs that this was made for. What decides the bits is estimated for them, whatever GPU is there.
+inline Device DeviceOfEstimates() { return {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""}; }
+
+// The cheapest number of slices, or at most as many as are asked for.
 template <typename Tiles, typename Column>
 int CheapestSlices(const SplitParams& p, int asked = 0) {
-  const Device device = {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""};
+  const Device device = DeviceOfEstimates();
   constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
@@ -570,10 +572,34 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
   });
 }
 
+// A plan whose kernel makes slices of sums, by launch(run, parameters). In clusters it needs so many bytes of shared memory.
+template <typename Column, typename Params, typename Launch>
+NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, int shared_bytes,
+                       const Launch& launch) {
+  constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
+  if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
+  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
+                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
+                        shared_bytes <= device.shared_bytes;
+  if (geometry.slices == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
+  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
+  const auto in_memory = [=](const Run& run, const Params& p) {
+    Params slices = p;
+    slices.y = static_cast<float*>(run.workspace);
+    slices.bias = slices.residual = nullptr;
+    slices.limits = {};
+    launch(run, slices);
+    SliceParams finish = {p, p.rows * p.groups};
+    finish.product.x = slices.y;
+    run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
+  };
+  return MakeKernelPlan(text + " in memory", geometry, in_memory,
+                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
+}
+
 template <typename Tiles, typename Column, typename Params>
 NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& device,
                         const FloatTiling& tiling = {}) {
-  constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
   const int tile =
@@ -585,36 +611,14 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
     shared_bytes = SharedBytes<T>(true);
   });
-  if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
-  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
-                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
-                        shared_bytes <= device.shared_bytes;
   // Outputs that lie side by side.
   const unsigned line =
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
-  const auto stores_fours = [line](const Params& p) {
-    return line % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
+  const auto launch = [=](const Run& run, Params p) {
+    p.stores_fours = line % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
+    LaunchProduct<Tiles, Column>(run, p, tile, device);
   };
-  if (geometry.slices == 1 || geometry.in_cluster) {
-    return MakeKernelPlan(text, geometry, [=](const Run& run, Params p) {
-      p.stores_fours = stores_fours(p);
-      LaunchProduct<Tiles, Column>(run, p, tile, device);
-    });
-  }
-  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
-  const auto launch = [=](const Run& run, const Params& p) {
-    Params slices = p;
-    slices.y = static_cast<float*>(run.workspace);
-    slices.bias = slices.residual = nullptr;
-    slices.limits = {};
-    slices.stores_fours = stores_fours(slices);
-    LaunchProduct<Tiles, Column>(run, slices, tile, device);
-    SliceParams finish = {p, p.rows * p.groups};
-    finish.product.x = slices.y;
-    run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
-  };
-  return MakeKernelPlan(text + " in memory", geometry, launch,
-                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
+  return PlanSlices<Column>(text, geometry, device, shared_bytes, launch);
 }
 
 // All that is known before the shapes, of sums in whole stages of `depth` elements.

@@ -84,26 +84,54 @@ PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> co
   return std::make_unique<FunctionNode>(std::move(plan), std::move(constants), overwrites);
 }
 
-NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
-                      const TensorShape& y, const Limits& limits, const Device& device) {
-  const TensorShape operands[] = {made, residual};
-  const NodePlanPtr add = Pack(FloatBinaryOp{FloatBinaryKind::kAdd}, device)->Plan(operands, y);
-  const NodePlanPtr clip = Pack(UnaryOp{UnaryKind::kClip, limits.low, limits.high}, device)->Plan({&y, 1}, y);
+namespace {
+
+// `first`, then `second`, which is fed what that makes, of so many bytes, and the other fed tensor if there is one.
+NodePlanPtr PlanInTurn(const NodePlanPtr& first, int64_t made_bytes, const NodePlanPtr& second) {
+  constexpr int64_t kUnit = 256;
+  const auto made_at = static_cast<size_t>(BlocksFor(made_bytes, kUnit) * kUnit);
+  const auto launch = [=](const Run& run) {
+    auto* const made = static_cast<uint8_t*>(run.workspace);
+    first->Launch(run.fed.first(1), made, made + made_at, run.queue);
+    const void* const fed[] = {made, run.fed.back()};
+    second->Launch(std::span(fed).first(run.fed.size()), run.y, made + made_at, run.queue);
+  };
+  return MakePlan(first->Text() + " + " + second->Text(), launch,
+                  made_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
+}
+
+int64_t BytesOfFloats(const TensorShape& tensor) {
+  return CountOf(tensor.dims) * static_cast<int64_t>(sizeof(float));
+}
+
+// An Add and what cuts its sums off, where they lie.
+NodePlanPtr PlanAdd(Shapes operands, const TensorShape& y, const Limits& limits, const Device& device) {
+  NodePlanPtr add = Pack(FloatBinaryOp{FloatBinaryKind::kAdd}, device)->Plan(operands, y);
   const bool clips = limits.low > -std::numeric_limits<float>::infinity() ||
                      limits.high < std::numeric_limits<float>::infinity();
-  const size_t scratch = product->WorkspaceBytes();
+  if (!clips) return add;
+  const NodePlanPtr clip = Pack(UnaryOp{UnaryKind::kClip, limits.low, limits.high}, device)->Plan({&y, 1}, y);
   const auto launch = [=](const Run& run) {
-    auto* const at = static_cast<uint8_t*>(run.workspace);
-    product->Launch(run.fed.first(1), at + scratch, at, run.queue);
-    const void* const fed[] = {at + scratch, run.fed[1]};
-    add->Launch(fed, run.y, nullptr, run.queue);
+    add->Launch(run.fed, run.y, nullptr, run.queue);
     const void* const sums[] = {run.y};
-    if (clips) clip->Launch(sums, run.y, nullptr, run.queue);
+    clip->Launch(sums, run.y, nullptr, run.queue);
   };
-  constexpr int64_t kUnit = 256;
-  const int64_t bytes = CountOf(made.dims) * static_cast<int64_t>(sizeof(float));
-  return MakePlan(product->Text() + ", add", launch,
-                  scratch + static_cast<size_t>(BlocksFor(bytes, kUnit) * kUnit));
+  return MakePlan(add->Text() + " + " + clip->Text(), launch);
+}
+
+}  // namespace
+
+PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,
+                          const Device& device) {
+  const std::shared_ptr<const PackedNode> packed = std::move(product);
+  const auto plan = [=](Shapes fed, const TensorShape& y) {
+    const TensorShape made = OutputOf(node, fed.first(1));
+    if (fed[1].dims == made.dims) return packed->Plan(fed, made);
+    const TensorShape operands[] = {made, fed[1]};
+    return PlanInTurn(packed->Plan(fed.first(1), made), BytesOfFloats(made),
+                      PlanAdd(operands, y, limits, device));
+  };
+  return MakeNode(plan, nullptr, 1);
 }
 
 StoredChannels::StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
@@ -220,11 +248,36 @@ PackedNodePtr PackAdded(const StandardNode& product, const StandardNode* activat
                         FloatPrecision precision) {
   Limits limits = activation != nullptr ? LimitsOf(*activation) : Limits{};
   limits.adds = true;
-  if (const auto* const gemm = std::get_if<FloatGemmOp>(&product))
-    return Pack(*gemm, device, precision, limits);
-  const auto* const conv = std::get_if<FloatConvOp>(&product);
-  Require(conv != nullptr, "a tensor is added to the sums of a float product with constant weights alone");
-  return Pack(*conv, device, precision, limits);
+  const auto pack = [&](const auto& kind) -> PackedNodePtr {
+    using Op = std::decay_t<decltype(kind)>;
+    if constexpr (std::is_same_v<Op, FloatGemmOp> || std::is_same_v<Op, FloatConvOp>) {
+      return PackWithAdd(WithoutConstants(kind), Pack(kind, device, precision, limits), limits, device);
+    } else {
+      Fail("a tensor is added to the sums of a float product with constant weights alone");
+    }
+  };
+  return std::visit(pack, product);
+}
+
+bool FusesQuantize(const StandardNode& conv, const QuantizeNode& quantize, FloatPrecision precision) {
+  return !UsesTensorCores(precision) && quantize.grids.size() == 1 && quantize.to_channels_last &&
+         MayMakeCodes(std::get<FloatConvOp>(conv), quantize.grids.front());
+}
+
+PackedNodePtr PackQuantized(const StandardNode& conv, const StandardNode* activation,
+                            const QuantizeNode& quantize, const Device& device, FloatPrecision precision) {
+  Require(FusesQuantize(conv, quantize, precision),
+          "a float convolution makes codes of few channels for one grid");
+  const auto& op = std::get<FloatConvOp>(conv);
+  const Limits limits = activation == nullptr ? Limits() : LimitsOf(*activation);
+  const std::shared_ptr<const PackedNode> product = PackToCodes(op, device, limits, quantize.grids.front()),
+                                          quantized = Pack(quantize, device);
+  return MakeNode([=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
+    const TensorShape made = OutputOf(StandardNode(op), fed);
+    NodePlanPtr plan = product->Plan(fed, made);
+    if (MakesCodes(op, fed[0], made, device)) return plan;
+    return PlanInTurn(plan, BytesOfFloats(made), quantized->Plan({&made, 1}, y));
+  });
 }
 
 PackedNodePtr PackActivated(const StandardNode& product, const StandardNode& activation, const Device& device,

@@ -66,6 +66,17 @@ struct Limits {
   float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
   bool adds = false;
 };
+// Of a product that is fed one tensor though its limits add another: there are none, what adds them comes behind.
+inline Limits LimitsOf(Shapes fed, const Limits& limits) {
+  return limits.adds && fed.size() == 1 ? Limits() : limits;
+}
+// The node without what is uploaded, which is not copied for that.
+inline FloatGemmOp WithoutConstants(const FloatGemmOp& op) {
+  return {op.k, op.n, op.transpose_a, {}, {}, op.is_matmul};
+}
+inline FloatConvOp WithoutConstants(const FloatConvOp& op) {
+  return {op.in_channels, op.out_channels, op.group, op.window, op.auto_pad, {}, {}};
+}
 // float_product.cu
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
@@ -83,6 +94,12 @@ PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limit
                         const FloatTiling& tiling = {});
 PackedNodePtr PackTiled(const FloatConvOp& op, const Device& device, const Limits& limits,
                         const FloatTiling& tiling = {});
+// Codes with the channels last where MakesCodes, and where not as PackTiled; y is the tensor of floats either way. A grid
+// may have no such kernel.
+bool MayMakeCodes(const FloatConvOp& op, const Quantizer& codes);
+PackedNodePtr PackToCodes(const FloatConvOp& op, const Device& device, const Limits& limits,
+                          const Quantizer& codes);
+bool MakesCodes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, const Device& device);
 // How a product in float32 is summed, which the node and its shapes alone decide: `steps` of `step` elements each, the
 // last one of what is left, are cut into slices, of which number s begins at s * steps / count. Each is summed front to
 // back with fma, then their sums by a binary tree.
@@ -93,6 +110,21 @@ SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShap
                    const FloatTiling& tiling = {});
 SumSlices SlicesOf(const FloatConvOp& op, const TensorShape& x, const TensorShape& y,
                    const FloatTiling& tiling = {});
+// About how many clocks of a multiprocessor it takes so, of the GPUs that the kernels were made for.
+double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
+// winograd.cu. Whether a convolution has forms of it: squares of 2x2 outputs, made by one kernel, and of 4x4, by way of
+// memory. Either serves the shapes where it is estimated to be cheapest, whatever GPU is there.
+bool HasWinograd(const FloatConvOp& op);
+// What tests ask for instead: outputs along the squares, with at most so many slices of the channels; 0: the cheapest.
+struct WinogradTiling {
+  int made = 0, slices = 0;
+};
+PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
+                           const WinogradTiling& tiling = {});
+// winograd_planes.cu. That of 4x4 outputs, and about how many clocks of a multiprocessor it takes.
+PackedNodePtr PackWinogradPlanes(const FloatConvOp& op, const Device& device, const Limits& limits,
+                                 int slices);
+double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y);
 // tensor_product.cu. Whether Tensor Cores of this device make the product, all others being in float32.
 bool HasTensorProduct(const FloatGemmOp& op, const Device& device, FloatPrecision precision);
 bool HasTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision);
@@ -179,10 +211,10 @@ using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)
 PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr,
                        std::optional<size_t> overwrites = std::nullopt);
 
-// `product`, which makes `made`, then what `limits` say becomes of that, by kernels of their own: the tensor that is
-// added has other dims, or y has.
-NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
-                      const TensorShape& y, const Limits& limits, const Device& device);
+// A product whose limits add, of a node whose constants need not be there: where the tensor that is added has other dims than what the product makes, or y has, the
+// addition and what cuts it off are kernels of their own.
+PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,
+                          const Device& device);
 
 // Channels of codes that other tensors get, with the tables in a device's memory.
 class StoredChannels {

@@ -207,7 +207,7 @@ PackedNodePtr PackProduct(const std::string& name, const Op& op, const Device& d
 bool HasUnits(const Device& device, FloatPrecision precision) {
   constexpr int kFirstTf32 = 80;
   return precision == FloatPrecision::kFloat16 ||
-         (precision != FloatPrecision::kFloat32 && device.capability >= kFirstTf32);
+         (UsesTensorCores(precision) && device.capability >= kFirstTf32);
 }
 
 bool HasWgmma(const Device& device) { return device.capability == 90; }

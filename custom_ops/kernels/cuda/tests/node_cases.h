@@ -31,12 +31,13 @@ struct Case {
   std::vector<uint8_t> expected;
   float tolerance = 0;  // relative, of float32 outputs; 0: every bit
   FloatPrecision precision = FloatPrecision::kFloat32;
-  std::optional<FloatTiling> tiling = std::nullopt;      // of a float product
-  bool is_older = false;                                 // likewise; as on a GPU of capability 80
-  bool adds = false;                                     // what is fed last to the sums of a float product
-  std::optional<UnaryOp> activation = std::nullopt;      // fused with the node
-  std::optional<QuantizeNode> quantizer = std::nullopt;  // likewise
-  std::optional<TransposeOp> transpose = std::nullopt;   // in front of the node, likewise
+  std::optional<FloatTiling> tiling = std::nullopt;       // of a float product
+  std::optional<WinogradTiling> winograd = std::nullopt;  // of a convolution that has it
+  bool is_older = false;                                  // of either; as on a GPU of capability 80
+  bool adds = false;                                      // what is fed last to the sums of a float product
+  std::optional<UnaryOp> activation = std::nullopt;       // fused with the node
+  std::optional<QuantizeNode> quantizer = std::nullopt;   // likewise
+  std::optional<TransposeOp> transpose = std::nullopt;    // in front of the node, likewise
 };
 
 inline int64_t Count(const std::vector<int64_t>& dims) {

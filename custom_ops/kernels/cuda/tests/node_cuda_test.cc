@@ -136,9 +136,13 @@ class Stream {
 std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
   if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
   const auto& node = std::get<StandardNode>(c.node);
+  const std::optional<StandardNode> activation = c.activation;
+  const StandardNode* const behind = activation ? &*activation : nullptr;
+  if (c.quantizer && std::holds_alternative<FloatConvOp>(node))
+    return PackQuantized(node, behind, *c.quantizer, device, c.precision);
   if (c.quantizer) return PackQuantized(std::get<FloatBinaryOp>(node), *c.quantizer);
   if (c.transpose) return PackPooled(*c.transpose, std::get<FloatPoolOp>(node));
-  if (c.tiling) {
+  if (c.tiling || c.winograd) {
     Device older = device;
     if (c.is_older) older.capability = 80;
     Limits limits;
@@ -148,14 +152,21 @@ std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
       if (clips) limits.high = c.activation->b;
     }
     limits.adds = c.adds;
-    const auto pack = [&](const auto& op) {
+    const auto pack_product = [&](const auto& op) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(op)>, FloatConvOp>) {
+        if (c.winograd) return PackWinograd(op, older, limits, *c.winograd);
+      }
       return HasTensorProduct(op, older, c.precision)
                  ? PackTensorProduct(op, older, c.precision, limits, *c.tiling)
                  : PackTiled(op, older, limits, *c.tiling);
     };
+    const auto pack = [&](const auto& op) {
+      return c.adds ? PackWithAdd(op, pack_product(op), limits, older) : pack_product(op);
+    };
     const auto* const gemm = std::get_if<FloatGemmOp>(&node);
     return gemm != nullptr ? pack(*gemm) : pack(std::get<FloatConvOp>(node));
   }
+  if (c.adds) return PackAdded(node, behind, device, c.precision);
   return c.activation ? PackActivated(node, *c.activation, device, c.precision)
                       : PackStandard(node, device, c.precision);
 }

@@ -374,13 +374,12 @@ std::function<double(float)> OperandOf(FloatPrecision precision) {
 }
 
 void DrawProduct(Draw& draw, Case& c) {
-  c.precision = draw.Of(
-      {FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kTf32, FloatPrecision::kFloat16});
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::kWinograd, FloatPrecision::k3xTf32,
+                         FloatPrecision::kTf32, FloatPrecision::kFloat16});
   if (draw.Coin(0.4))
     c.activation = draw.Coin() ? UnaryOp{UnaryKind::kRelu} : UnaryOp{UnaryKind::kClip, -1, 2};
 }
 double Activated(const Case& c, double v) { return c.activation ? UnaryValue(*c.activation, v) : v; }
-
 // What a sum of products is made of.
 struct Term {
   float x, w;
@@ -407,6 +406,12 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
   return sums[0];
 }
 
+// Whether a node's products are other numbers than those of its operands.
+bool IsTransformed(const FloatGemmOp&, FloatPrecision) { return false; }
+bool IsTransformed(const FloatConvOp& op, FloatPrecision precision) {
+  return precision == FloatPrecision::kWinograd && HasWinograd(op);
+}
+
 // What a fed tensor is added to: of the same dims, of others that become those, or of one dim more.
 std::vector<float> WithAdded(Case& c, Draw& draw, const std::vector<float>& sums) {
   const Dims made = c.y.dims;
@@ -429,27 +434,39 @@ std::vector<float> WithAdded(Case& c, Draw& draw, const std::vector<float>& sums
 }
 
 // The products of a node, term(index, k) of the output at an index and its bias, as its kernels make them: in float32 in
-// every bit, on Tensor Cores within a tolerance.
+// every bit, on Tensor Cores and where they are transformed within a tolerance.
 template <typename Op, typename TermOf, typename BiasOf>
 void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles, const TermOf& term,
                     const BiasOf& bias) {
+  const bool is_transformed = IsTransformed(op, c.precision);
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
-  c.tiling.emplace();
+  if (!is_transformed) c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    *c.tiling = {static_cast<int>(draw.Int(0, (has_units ? FloatTiling::kTensorTiles : tiles) - 1)),
-                 1 << draw.Int(0, 4)};
+    const int slices = 1 << draw.Int(0, 4);
+    if (is_transformed) {
+      c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
+    } else {
+      *c.tiling = {static_cast<int>(draw.Int(0, (has_units ? FloatTiling::kTensorTiles : tiles) - 1)),
+                   slices};
+    }
     c.is_older = draw.Coin(0.3);
   }
-  if (has_units) {
+  if (is_transformed || has_units) {
     const auto operand = OperandOf(c.precision);
-    FinishReals(c, op, 2e-5f, [&](const Dims& index) {
+    double largest = 0;
+    FinishReals(c, op, 0, [&](const Dims& index) {
+      double magnitude = 0;
       double sum = bias(index);
       for (int64_t k = 0; k < length; ++k) {
         const auto [x, w] = term(index, k);
-        sum += operand(x) * operand(w);
+        const double product = operand(x) * operand(w);
+        sum += product, magnitude += std::fabs(product);
       }
+      largest = std::max(largest, magnitude);
       return sum;
     });
+    // Of the sum of all magnitudes: Tensor Cores add in an order of their own, transformed numbers are larger.
+    c.tolerance = static_cast<float>(std::max(1.0, largest) * (is_transformed ? 0x1p-17 : 0x1p-19));
   } else {
     const SumSlices slices = SlicesOf(op, c.fed[0], OutputOf(StandardNode(op), c.fed), *c.tiling);
     FinishReals(c, op, 0, [&](const Dims& index) {
@@ -576,6 +593,22 @@ Case MakeConv(Draw& draw) {
   op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
+  if (c.precision == FloatPrecision::kWinograd && draw.Coin(0.9)) {
+    op.group = 1;
+    op.window.spatial = 2;
+    for (size_t d = 1; d < kMaxSpatial; ++d) {
+      op.window.kernel[d] = 3;
+      op.window.stride[d] = op.window.dilation[d] = 1;
+      op.window.pad_begin[d] = draw.Int(0, 2);
+      op.window.pad_end[d] = draw.Int(0, 2);
+    }
+  }
+  if (c.precision == FloatPrecision::kFloat32 && draw.Coin()) {  // few channels
+    op.group = 1;
+    op.in_channels = draw.Int(1, 4);
+    op.window = DrawWindow(draw, 7);
+    op.window.dilation = {1, 1, 1};
+  }
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
     op.window.pad_begin = op.window.pad_end = {0, 0};
@@ -584,7 +617,7 @@ Case MakeConv(Draw& draw) {
   op.weights = Reals(draw, op.out_channels * group_in * taps);
   if (draw.Coin()) op.bias = Reals(draw, op.out_channels);
   FeedReals(c, draw, PlanesShape(draw, op.in_channels, op.window.spatial));
-  const Dims& dims = c.fed[0].dims;
+  const Dims dims = c.fed[0].dims;
   const Window window = WindowOf(op, dims);
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
   // The pixel of each tap of an output, -1 outside the image.
@@ -603,9 +636,30 @@ Case MakeConv(Draw& draw) {
     return Term{pixel < 0 ? 0 : FloatsOf(c.data[0])[channel * plane + pixel],
                 op.weights[static_cast<size_t>(out * group_in * taps + k)]};
   };
-  FinishProducts(c, draw, op, group_in * taps, FloatTiling::kTiles - 1, term, [&](const Dims& index) {
+  const auto bias = [&](const Dims& index) {
     return op.bias.empty() ? 0 : op.bias[static_cast<size_t>(index[1])];
+  };
+  if (c.precision != FloatPrecision::kFloat32 || op.in_channels > 4 || op.group > 1 || draw.Coin()) {
+    FinishProducts(c, draw, op, group_in * taps, FloatTiling::kTiles - 1, term, bias);
+    return c;
+  }
+  const Dims made = OutputOf(StandardNode(op), c.fed).dims;
+  const SumSlices slices = SlicesOf(op, c.fed[0], {ElementType::kFloat, made});
+  FinishReals(c, op, 0, [&](const Dims& index) {
+    const float sum = SumOf(slices, group_in * taps, [&](int64_t k) { return term(index, k); });
+    return Activated(c, sum + bias(index));
   });
+  QuantizeOutput(c, draw);
+  c.quantizer->to_channels_last = true;
+  if (!FusesQuantize(StandardNode(op), *c.quantizer, c.precision)) Fail("no kernel makes such codes");
+  c.y = OutputOf(NodeSpec(*c.quantizer), std::vector<TensorShape>{{ElementType::kFloat, made}});
+  std::vector<uint8_t> codes;
+  ForEachIndex(c.y.dims, [&](Dims index) {
+    index.insert(index.begin() + 1, index.back());
+    index.pop_back();
+    codes.push_back(c.expected[static_cast<size_t>(OffsetOf(made, index))]);
+  });
+  c.expected = std::move(codes);
   return c;
 }
 
