@@ -84,7 +84,7 @@ PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> co
   return std::make_unique<FunctionNode>(std::move(plan), std::move(constants), overwrites);
 }
 
-NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
+NodePlanPtr PlanApart(const NodePlanPtr& product, const TensorShape& made, const TensorShape& residual,
                       const TensorShape& y, const Limits& limits, const Device& device) {
   const TensorShape operands[] = {made, residual};
   const NodePlanPtr add = Pack(FloatBinaryOp{FloatBinaryKind::kAdd}, device)->Plan(operands, y);

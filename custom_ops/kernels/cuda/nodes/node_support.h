@@ -181,7 +181,7 @@ PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> co
 
 // `product`, which makes `made`, then what `limits` say becomes of that, by kernels of their own: the tensor that is
 // added has other dims, or y has.
-NodePlanPtr PlanApart(NodePlanPtr product, const TensorShape& made, const TensorShape& residual,
+NodePlanPtr PlanApart(const NodePlanPtr& product, const TensorShape& made, const TensorShape& residual,
                       const TensorShape& y, const Limits& limits, const Device& device);
 
 // Channels of codes that other tensors get, with the tables in a device's memory.
