@@ -76,7 +76,7 @@ def test_products_are_within_their_bounds(precision: str, batch: int) -> None:
 
 
 def residual_network() -> onnx.ModelProto:
-    """Additions: of two convolutions, of one and what it reads, of one and a bias, of one that is read twice."""
+    """Additions: of two convolutions, of one and its input, of one and a bias, of one that is read twice."""
     rng = np.random.default_rng(6)
     constants = [
         numpy_helper.from_array(rng.standard_normal((16, 16, 3, 3)).astype(np.float32) / 12, f"w{i}")
