@@ -158,7 +158,7 @@ def test_a_float_first_layer_makes_codes(
 
 
 def residual_network() -> onnx.ModelProto:
-    """Blocks that add: two convolutions, one and what enters, one and a bias; and a product that is read twice."""
+    """Additions: of two convolutions, of one and its input, of one and a bias, of one that is read twice."""
     rng = np.random.default_rng(6)
     constants = [
         numpy_helper.from_array(rng.standard_normal((16, 16, 3, 3)).astype(np.float32) / 12, f"w{i}")

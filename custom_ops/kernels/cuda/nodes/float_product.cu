@@ -14,7 +14,9 @@ struct FloatParams : SplitParams {
   int pitch = 0;
 };
 
-template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf>
+// kProductsOfClock: as ProductRates, of this tile.
+template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
+          int kProductsOfClock>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
@@ -26,10 +28,7 @@ struct Tile {
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
   // Elements of a column are copied side by side along k, too, which then lie in other banks.
   static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
-  // More products for a read are faster.
-  static constexpr double kProducts =
-                              kThreadRows * kThreadColumns >= 64 ? ProductRates::kMany : ProductRates::kFew,
-                          kWeightBytes = 4;
+  static constexpr double kProducts = kProductsOfClock, kWeightBytes = 4;
   // The threads of a warp: few addresses of either operand, and those next to each other.
   static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
   static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;
@@ -93,8 +92,8 @@ struct Tile {
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
   };
 };
-using Tiles = std::tuple<Tile<128, 128, 8, 8, 3>, Tile<64, 128, 8, 8, 4>, Tile<64, 64, 8, 4, 4>,
-                         Tile<64, 32, 8, 4, 4>, Tile<128, 8, 4, 4, 6>>;
+using Tiles = std::tuple<Tile<128, 128, 8, 8, 3, 135>, Tile<64, 128, 8, 8, 4, 103>,
+                         Tile<64, 64, 8, 4, 4, 103>, Tile<64, 32, 8, 4, 4, 115>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 

@@ -211,8 +211,8 @@ using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)
 PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr,
                        std::optional<size_t> overwrites = std::nullopt);
 
-// A product whose limits add, of a node whose constants need not be there: where the tensor that is added has other dims than what the product makes, or y has, the
-// addition and what cuts it off are kernels of their own.
+// A product whose limits add, of a node whose constants need not be there: where the tensor that is added has other dims
+// than what the product makes, or y has, the addition and what cuts it off are kernels of their own.
 PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,
                           const Device& device);
 

@@ -208,7 +208,7 @@ PlanesParams Described(const FloatConvOp& op, const Limits& limits, const Tensor
 }  // namespace
 
 double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
-  constexpr double kStart = 1500, kBytes = 24 * 132;  // of a kernel; in a clock, of the L2 cache
+  constexpr double kStart = ProductRates::kStart, kBytes = ProductRates::kBytes * 132;
   constexpr int64_t kFewest = 8, kMost = int64_t{1} << 31;
   const auto [points, sums] = ShapesOf(op, y);
   const auto count = [](const TensorShape& shape) {
