@@ -15,6 +15,21 @@ namespace lowbit::cuda {
 // Channels of an image whose convolutions have kernels of their own (few_channels.cuh).
 inline constexpr int kMostFewChannels = 4;
 
+// What estimates count with, of a multiprocessor. They decide how sums are split, so that another number here is another
+// bit. All but those of mma.sync are fitted to what tiles of ResNet-50's layers take on an H100 (lowbit_cuda_float_bench,
+// batch 1 and 16): what is chosen takes 1.05 to 1.07 times what the best tiles take at batch 1, and 1.04 to 1.05 at 16.
+struct ProductRates {
+  // In a clock: bytes of the L2 cache, of a cluster.
+  static constexpr double kBytes = 18, kSent = 9.6;
+  // In a clock, of very many outputs under way: products of float16, TF32 and 3xTF32 by mma.sync, by wgmma.
+  static constexpr double kMmaHalves = 400, kMmaTf32 = 220, kMma3xTf32 = 80, kWgmmaHalves = 1000,
+                          kWgmmaTf32 = 600, kWgmma3xTf32 = 400;
+  static constexpr double kHiding = 3800;  // outputs under way that are half as fast
+  // Clocks of the first block, of its cluster, of each block of that.
+  static constexpr double kStart = 1500, kJoin = 430, kJoinOfSlice = 86;
+  static constexpr double JoinOf(int slices) { return slices > 1 ? kJoin + kJoinOfSlice * slices : 0; }
+};
+
 struct ProductParams : Tensors<float, float> {
   const float* bias = nullptr;      // [groups][rows], or null
   const float* residual = nullptr;  // as y, where limits.adds
