@@ -47,7 +47,7 @@ struct SplitParams : ProductParams {
   bool in_cluster = false;    // the blocks of a tile's slices are a cluster
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
-  bool taps_first = false;  // k runs over the taps and inside one over its channels, which fill whole stages
+  bool taps_first = false;    // k runs over 32 channels at each tap, then over the next ones
   FastDivisor by_taps;
 };
 

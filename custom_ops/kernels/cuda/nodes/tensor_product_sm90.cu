@@ -24,7 +24,6 @@ struct WgmmaParams : SplitParams {
   // [groups][steps][parts][row groups][halves of a step][8 rows], and what a block reads beyond
   const uint4* weights = nullptr;
   int row_groups = 0;
-  FastDivisor by_channels;
 };
 
 template <FloatPrecision kPrecision, int kProducts64, int kN, int kGroupsAcross, int kGroupsDown,
@@ -88,7 +87,8 @@ struct WgmmaTile {
     }
   };
 
-  // Columns whose elements of k in a stage are channels at one tap.
+  // Columns whose elements of k in a stage are channels at one tap. The next stages have these channels at the other
+  // taps, so that most of what they read is in the L1 cache.
   struct TapSource {
     static constexpr int kSteps = kBlock / kColumns;
     static_assert(kBlock % kColumns == 0);
@@ -111,13 +111,13 @@ struct WgmmaTile {
     }
     __device__ __forceinline__ void Prepare(int, int) const {}
     __device__ __forceinline__ void Fetch(int k0, int stage) const {
-      const auto [tap, channel] = Divided(static_cast<unsigned>(k0), p.by_channels);
+      const auto [chunk, tap] = Divided(static_cast<unsigned>(k0) / kStageElements, p.by_taps);
       const auto [ty, tx] = Divided(tap, p.by_kernel_w);
       const int dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
       const int dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
       const bool inside = static_cast<unsigned>(top + dy) < static_cast<unsigned>(p.windows.h.in) &&
                           static_cast<unsigned>(left + dx) < static_cast<unsigned>(p.windows.w.in);
-      const float* x = first + (channel * plane + dy * static_cast<int>(p.windows.w.in) + dx);
+      const float* x = first + (chunk * kStageElements * plane + dy * static_cast<int>(p.windows.w.in) + dx);
 #pragma unroll
       for (int k = 0; k < kDepth; k += kSteps, x += kSteps * plane) {
         CopyAsyncOrZero<4>(to + (stage * kStageFloats<WgmmaTile> + k * kPitch) * 4, x, inside);
@@ -268,7 +268,8 @@ std::vector<uint4> PackWeights(const WgmmaParams& p, const std::vector<float>& w
   const int steps = p.depth / Of::kElements, taps = static_cast<int>(p.by_taps.divisor);
   const auto weight = [&](int64_t group, int row, int k) {
     if (row >= p.rows || k >= p.k) return 0.0f;
-    const int in_order = p.taps_first ? k % p.channels * taps + k / p.channels : k;
+    const int stage = k / kStageElements, channel = stage / taps * kStageElements + k % kStageElements;
+    const int in_order = p.taps_first ? channel * taps + stage % taps : k;
     return weights[static_cast<size_t>((group * p.rows + row) * p.k + in_order)];
   };
   std::vector<uint4> out;
@@ -304,7 +305,6 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
     shared.row_groups = static_cast<int>(BlocksFor(shared.rows, kFourRows)) * (kFourRows / kRowGroup);
     shared.taps_first =
         !kStoresColumns<Column> && shared.channels > 0 && shared.channels % kStageElements == 0;
-    shared.by_channels = MakeDivisor(std::max(1, shared.channels));
     const auto plan = [=, text = std::string(name) + "_" + NameOf(precision) +
                                  " wgmma"](const WgmmaParams& geometry) {
       return PlanProduct<Tiles, Column>(text, geometry, device, tiling);
