@@ -195,24 +195,28 @@ inline bool CutIntoBands(BandParams& p, const Device& device) {
   int span = 0;
   const bool found =
       WithBandWindow(p.windows, [&](auto width, auto stride) { span = kSpan<width(), stride()>; });
-  if (!found || p.count == 0) return false;
+  if (!found || p.count == 0 || !IsNear(p)) return false;
   const auto fours = static_cast<int>(BlocksFor(w.out, 4));
   p.bands_across = static_cast<int>(BlocksFor(fours, kWarp));
   p.fours = static_cast<int>(BlocksFor(fours, p.bands_across));
   p.lines = static_cast<int>(std::min<int64_t>(h.out, kBandBlock / p.fours));
   p.pixels = (p.fours - 1) * 4 * static_cast<int>(w.stride) + span;
-  p.pixel_lines = (p.lines - 1) * static_cast<int>(h.stride) + static_cast<int>(h.kernel);
+  const int64_t pixel_lines = (p.lines - 1) * h.stride + h.kernel;
+  if (pixel_lines > device.shared_bytes) return false;
+  p.pixel_lines = static_cast<int>(pixel_lines);
   const auto down = BlocksFor(h.out, p.lines);
   p.by_fours = MakeDivisor(p.fours);
   p.by_across = MakeDivisor(p.bands_across);
   p.by_down = MakeDivisor(down);
-  // As many outputs as leave every multiprocessor four blocks.
+  // As many outputs as leave every multiprocessor four blocks, and their weights room for as many there.
+  constexpr int64_t kMostEights = 8;
   const int64_t bands = p.columns / (h.out * w.out) * down * p.bands_across;
   const int64_t eights = BlocksFor(p.rows, kBandOutputs);
-  const int64_t parts = std::clamp<int64_t>(BlocksFor(int64_t{4} * device.multiprocessors, bands), 1, eights);
-  p.outputs = static_cast<int>(BlocksFor(eights, parts)) * kBandOutputs;
+  const int64_t parts = std::min<int64_t>(BlocksFor(int64_t{4} * device.multiprocessors, bands), eights);
+  p.outputs = static_cast<int>(std::min<int64_t>(BlocksFor(eights, parts), kMostEights)) * kBandOutputs;
   constexpr int64_t kMostBands = int64_t{1} << 30;
-  return bands < kMostBands && BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
+  return bands < kMostBands && BlocksFor(p.rows, p.outputs) <= kMostGridRows &&
+         BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
 }
 
 inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device,

@@ -403,7 +403,7 @@ PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Li
     const TensorShape& x = fed[0];
     WinogradParams p = Described(op, limits);
     SetShapes(op, x, y, p);
-    if (!IsNear(p) || p.count == 0) return direct->Plan(fed, y);
+    if (!IsNear(p) || p.count == 0 || GridOf(p).y > kMostGridRows) return direct->Plan(fed, y);
     SetSquares(p);
     const auto cost_of = [&](int made, double cost) {
       if (tiling.made == 0) return cost;
