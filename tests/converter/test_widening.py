@@ -117,6 +117,17 @@ def test_numbers_are_those_of_float32(seed: int, ends: bool) -> None:
     assert report.float16.total("equal") > 0
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "float16" in str(case.left)])
+def test_float16_behind_casts(name: str) -> None:
+    """Quantizers in float32 and layers in float16, or the other way around: what stays by the letter converts."""
+    built = CASES[name].build(0)
+    result = lowbit.convert(built.model)
+    assert lowbit_ops(result.model)["LowBitConv"] == 1
+    report = lowbit.verify(result, built.model, data=built.feed(0, **built.sizes[0]))
+    assert report.float16 is not None
+    assert report.ok
+
+
 def test_verify_explains_roundings_to_float16_and_nothing_else() -> None:
     """A scale in front of a convolution that is 2 % larger is no rounding."""
     g = Graph("conv", 1)
