@@ -51,6 +51,7 @@ FUSIONS = (
     "gate_second",
     "mapped_gate",
     "mapped_gate_second",
+    "float_sum",
 )
 OPTIONS = ("apart", "boxes", "cluster", "kept", "producers")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""

@@ -119,7 +119,7 @@ def test_numbers_are_those_of_float32(seed: int, ends: bool) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "float16" in str(case.left)])
 def test_float16_behind_casts(name: str) -> None:
-    """Quantizers in float32 and layers in float16, or the other way around: what stays by the letter converts."""
+    """Quantizers in float32 and layers in float16, or the other way around."""
     built = CASES[name].build(0)
     result = lowbit.convert(built.model)
     assert lowbit_ops(result.model)["LowBitConv"] == 1
