@@ -304,8 +304,7 @@ def test_attention_in_float() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
 
 
-@pytest.mark.parametrize("activation", ["Relu", "Clip", None])
-@pytest.mark.parametrize("channels", [16, 24, 20])
+@pytest.mark.parametrize(("channels", "activation"), [(16, "Relu"), (24, "Clip"), (20, None)])
 def test_shortcut_in_float(
     channels: int, activation: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
