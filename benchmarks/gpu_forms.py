@@ -11,6 +11,7 @@ Forms, all but E of `onnxruntime.quantization.quantize_static`, int8 weights per
 - C: as B with the bias in float.
 - D: as C with quantizers in front of layers and of both inputs of an Add, not behind them.
 - E: as D, but of an Add's inputs the shortcut alone, as NVIDIA's tools place them.
+- F: as D, but no input of an Add, as ModelOpt quantizes a PyTorch model by default: shortcuts stay float32.
 
 Networks are classifiers at 224x224 and YOLO detectors at 640x640, their heads included.
 
@@ -67,7 +68,7 @@ FORMS: dict[str, dict[str, Any]] = {
         },
     },
 }
-FORMS["E"] = FORMS["D"]
+FORMS["E"] = FORMS["F"] = FORMS["D"]
 TORCH = "torch fp16"
 CODES = 1.0
 """Share of the outputs that must be the CPU's."""
@@ -89,11 +90,11 @@ class CalibrationImages(CalibrationDataReader):  # type: ignore[misc]
         return next(self._feeds, None)
 
 
-def with_float_branches(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_float_branches(model: onnx.ModelProto, *, shortcuts: bool) -> onnx.ModelProto:
     """Form E of a model in form D: an Add reads one input as it is made, without quantizers between.
 
     It is what the last convolution of a residual block makes, which nothing else reads, not the shortcut; of
-    two convolutions the first operand.
+    two convolutions the first operand. Form F: the shortcut as well.
     """
     nodes = model.graph.node
     makers = {output: node for node in nodes for output in node.output}
@@ -104,7 +105,9 @@ def with_float_branches(model: onnx.ModelProto) -> onnx.ModelProto:
             quantize = makers.get(dequantize.input[0]) if dequantize is not None else None
             if quantize is None or quantize.op_type != "QuantizeLinear":
                 continue
-            if all(readers[each] == 1 for each in (name, quantize.output[0], quantize.input[0])):
+            if shortcuts:
+                add.input[i] = quantize.input[0]
+            elif all(readers[each] == 1 for each in (name, quantize.output[0], quantize.input[0])):
                 add.input[i] = quantize.input[0]
                 break
     while True:
@@ -127,7 +130,9 @@ def converted(network: str, form: str) -> Path:
         name = onnx.load(source).graph.input[0].name
         quantize_static(source, quantized, CalibrationImages(name, size_of(network)), **FORMS[form])
         made = onnx.load(quantized)
-        lowbit.convert(with_float_branches(made) if form == "E" else made, path, overwrite=True)
+        if form in ("E", "F"):
+            made = with_float_branches(made, shortcuts=form == "F")
+        lowbit.convert(made, path, overwrite=True)
     return path
 
 

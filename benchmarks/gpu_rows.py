@@ -52,7 +52,7 @@ FUSIONS = (
     "mapped_gate",
     "mapped_gate_second",
 )
-OPTIONS = ("apart", "boxes", "cluster", "kept", "producers")
+OPTIONS = ("apart", "boxes", "cluster", "kept", "producers", "float_sum")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""
 
 CONTROL = "nothing"

@@ -234,8 +234,9 @@ def fusion_table() -> str:
             ["Step", "Nodes", "What it is"],
             [(f"`{name}`", nodes(k), note) for name, note, k in found],
         )
-        + "\nTwo steps in a row become a `chain` where the cost model or the tuner finds it faster. "
-        "The kernels of all these:"
+        + "\nA `LowBitConv` or `LowBitGemm` to float32 is one step with the float `Add` behind it, and the "
+        "`Relu` or `Clip` behind that (`float_sum`). Two steps in a row become a `chain` where the cost "
+        "model or the tuner finds it faster. The kernels of all these:"
     )
 
 

@@ -57,12 +57,14 @@ struct LookupNode {
   std::vector<uint8_t> table;  // [channels, 256], indexed by the byte of the code
 };
 
-// What moves from a tensor of codes to another: `count` channels (the last dim) of every pixel, from `first` on, become
+// What moves from a tensor to another, of codes: `count` channels (the last dim) of every pixel, from `first` on, become
 // those from `at` on of the other tensor, which has `channels`.
 struct ChannelMove {
   int64_t first = 0, count = 0;
   int64_t at = 0, channels = 0;
   std::vector<uint8_t> table;  // [256], what becomes of the byte of a code; empty: it stays
+  // What rounds float32 numbers to those codes, all channels of them; nullopt: they are codes already.
+  std::optional<Quantizer> rounding = std::nullopt;
 };
 
 // LowBitAdd, LowBitMul with numpy broadcasting. Fed: a, b.

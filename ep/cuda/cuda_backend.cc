@@ -58,6 +58,35 @@ FloatGroup FloatGroupOf(std::span<const Node* const> nodes) {
   return pools ? FloatGroup::kPooled : FloatGroup::kNone;
 }
 
+// A product to float32, the addition that reads it and what cuts off the sum, if anything does.
+struct FloatSum {
+  MatmulNode product;
+  FloatBinaryOp add;
+  std::optional<UnaryOp> activation;
+};
+
+// nullopt for other nodes. Terms that are constants would have few numbers for many.
+std::optional<FloatSum> FloatSumOf(const Graph& graph, std::span<const Node* const> nodes, Weights weights) {
+  const bool has_activation = nodes.size() == 3;
+  if ((nodes.size() != 2 && !has_activation) || !IsLowBit(*nodes[0]) || IsLowBit(*nodes[1]) ||
+      nodes[1]->op != "Add" || cuda::IsLeftOut(kFloatSum)) {
+    return std::nullopt;
+  }
+  if (has_activation && (IsLowBit(*nodes[2]) || (nodes[2]->op != "Relu" && nodes[2]->op != "Clip")))
+    return std::nullopt;
+  const auto is_constant = [&](ValueId id) {
+    return graph.values[static_cast<size_t>(id)].constant.has_value();
+  };
+  if (std::any_of(nodes[1]->inputs.begin(), nodes[1]->inputs.end(), is_constant)) return std::nullopt;
+  NodeSpec product = DecodeLowBit(graph, *nodes[0], weights);
+  auto* const matmul = std::get_if<MatmulNode>(&product);
+  if (matmul == nullptr) return std::nullopt;
+  FloatSum sum{std::move(*matmul), std::get<FloatBinaryOp>(ReadStandard(graph, *nodes[1])), std::nullopt};
+  if (has_activation) sum.activation = std::get<UnaryOp>(ReadStandard(graph, *nodes[2]));
+  if (!cuda::FusesFloatSum(sum.product, sum.add, sum.activation)) return std::nullopt;
+  return sum;
+}
+
 // Why a node that means something has no kernel here.
 std::optional<std::string> WithoutKernel(const NodeSpec& node) {
   if (std::holds_alternative<NormalizationNode>(node)) {
@@ -178,6 +207,7 @@ class CudaBackend final : public Backend {
         case FloatGroup::kNone:
           break;
       }
+      if (FloatSumOf(graph, all, Weights::kMayBeMissing)) return true;
       const Fusion* const fusion = FusionFrom(graph, all);
       return fusion != nullptr &&
              fusion->fits(DecodeAll(graph, all, *fusion, Weights::kMayBeMissing), device_->Properties());
@@ -205,6 +235,8 @@ class CudaBackend final : public Backend {
         case FloatGroup::kNone:
           break;
       }
+      if (auto sum = FloatSumOf(graph, nodes, NeededBeside(packed)))
+        return CreateFloatSum(std::move(*sum), packed);
       Require(nodes.size() == 1, "no step is of these ", nodes.size(), " nodes; compile the model again");
       return IsLowBit(*nodes[0]) ? CreateLowBit(graph, *nodes[0], packed) : CreateStandard(graph, *nodes[0]);
     };
@@ -408,6 +440,23 @@ class CudaBackend final : public Backend {
           const TensorShape made = OutputOf(StandardNode(spec), fed);
           return OutputOf(NodeSpec(quantize), std::span(&made, 1));
         });
+  }
+
+  std::unique_ptr<Step> CreateFloatSum(FloatSum sum, std::span<const uint8_t> packed) {
+    RequireKernel(sum.product);
+    const ConvSpec& conv = sum.product.conv;
+    auto packed_node = cuda::PackFloatSum(sum.product, sum.add, sum.activation, device_->Properties(),
+                                          tuner_->ChooserFor(conv, kFloatSum), packed);
+    std::string key = DescribeForTuning(conv, kFloatSum, false);
+    NodeSpec product = std::move(sum.product);
+    DropWeights(product);
+    return std::make_unique<CudaStep>(
+        std::move(packed_node),
+        [product = std::move(product), add = sum.add](std::span<const TensorShape> fed) {
+          const std::array terms = {OutputOf(product, fed.first(1)), fed[1]};
+          return OutputOf(StandardNode(add), terms);
+        },
+        std::move(key));
   }
 
   static std::unique_ptr<Step> CreatePooled(const Graph& graph, const Node& transpose, const Node& pool) {

@@ -59,6 +59,9 @@ inline constexpr const char* kPaddedChannels = "padded_channels";
 // (ep/region/moves.h).
 inline constexpr const char* kStoredChannels = "stored_channels";
 
+// The same of a float tensor that is added to what a product makes, and the Relu or Clip behind the sum.
+inline constexpr const char* kFloatSum = "float_sum";
+
 // A node as patterns see it.
 struct FusedNode {
   std::string_view op;

@@ -137,8 +137,8 @@ class Lowering {
       if (node.domain == kDomain) {
         AppendFed(node, ReadLowBit(graph_, node).fed, op);
         // Others do not move channels alone: what they mean need not be decoded for that.
-        const bool may_move =
-            node.op == "LowBitConcat" || node.op == "LowBitLookup" || node.op == "LowBitRequantize";
+        const bool may_move = node.op == "LowBitConcat" || node.op == "LowBitLookup" ||
+                              node.op == "LowBitRequantize" || node.op == "LowBitQuantize";
         if (const auto spec = may_move ? DecodeWithoutWeights(graph_, node) : std::nullopt)
           op.moves = MovesOf(*spec);
         return;

@@ -70,6 +70,16 @@ MoveFunction OfCut(const Op& op) {
   };
 }
 
+// Numbers that are rounded to one grid as they lie.
+MoveFunction OfQuantize(const QuantizeNode& node) {
+  if (node.grids.size() != 1 || node.to_channels_last) return nullptr;
+  return [grid = node.grids.front()](std::span<const TensorShape> fed) -> std::vector<ChannelMove> {
+    if (fed[0].dims.empty()) return {};
+    const int64_t channels = fed[0].dims.back();
+    return {{0, channels, 0, channels, {}, grid}};
+  };
+}
+
 }  // namespace
 
 std::optional<LookupNode> AsLookup(const NodeSpec& node) {
@@ -88,6 +98,7 @@ std::optional<LookupNode> AsLookup(const NodeSpec& node) {
 
 MoveFunction MovesOf(const NodeSpec& node) {
   if (const auto* const concat = std::get_if<ConcatNode>(&node)) return OfConcat(*concat);
+  if (const auto* const quantize = std::get_if<QuantizeNode>(&node)) return OfQuantize(*quantize);
   const std::optional<LookupNode> lookup = AsLookup(node);
   if (!lookup) return nullptr;
   return [table = lookup->table](std::span<const TensorShape> fed) -> std::vector<ChannelMove> {

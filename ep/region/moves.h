@@ -1,5 +1,5 @@
-// Nodes that only move channels of tensors of codes, each code to one that a table has for it: who makes such a tensor
-// may store it at once where they would.
+// Nodes that only move channels of tensors of codes, each code to one that a table has for it, or that round numbers to
+// codes: who makes such a tensor may store it at once where they would.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,8 @@ using MoveFunction = std::function<std::vector<ChannelMove>(std::span<const Tens
 // grids of all channels. nullopt for others.
 std::optional<LookupNode> AsLookup(const NodeSpec& node);
 
-// Null for nodes that do something else than LowBitConcat, JoinOp, SliceOp, SplitOp and those that are tables
-// (AsLookup).
+// Null for nodes that do something else than LowBitConcat, JoinOp, SliceOp, SplitOp, LowBitQuantize to one grid and
+// those that are tables (AsLookup).
 MoveFunction MovesOf(const NodeSpec& node);
 MoveFunction MovesOf(const StandardNode& node);
 

@@ -1,4 +1,4 @@
-"""Float16 around int8: only what is exact on every code is converted, the rest stays with its reason."""
+"""Float16 around int8, kept: what is exact on every code is converted, the rest stays with its reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def converted(build: Callable[[Graph, str], str], *, optimize: bool = False) -> 
     y = build(g, g.node("Cast", [g.input((2, 4, 8, 8))], to=_HALF))
     g.output(g.node("Cast", [y], to=int(onnx.TensorProto.FLOAT)), ("a", "b", "c", "d"))
     built = Built(g.proto(), g.feeds, 1)
-    result = lowbit.convert(built.model)
+    result = lowbit.convert(built.model, keep_float16=True)
     feeds = built.feed(0, **built.sizes[0])
     (before,) = stock_run(built.model, feeds, optimize=optimize)
     (after,) = lowbit_session(result.model, optimize=optimize).run(None, feeds)

@@ -60,7 +60,7 @@ def test_conversion_is_exact(name: str) -> None:
     for seed in range(3):  # the flavours of scales
         built = case.build(seed)
         source = built.model.SerializeToString(deterministic=True)
-        result = lowbit.convert(built.model, all_regions=seed == 1)
+        result = lowbit.convert(built.model, all_regions=seed == 1, keep_float16=True)
         assert built.model.SerializeToString(deterministic=True) == source, "the input model was changed"
         assert interface(result.model) == interface(built.model)
         _assert_report_names_every_node(built.model, result.report)
@@ -89,7 +89,7 @@ def test_conversion_is_exact(name: str) -> None:
 def test_strict_refuses_what_stays(name: str) -> None:
     built = CASES[name].build(1)
     with pytest.raises(lowbit.UnsupportedError) as caught:
-        lowbit.convert(built.model, strict=True)
+        lowbit.convert(built.model, strict=True, keep_float16=True)
     assert re.search(next(iter(CASES[name].left.values())), str(caught.value))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.dialects.graphs import CASES
 from tests.dialects.graphs import qonnx as qonnx_graphs
-from tests.dialects.graphs.builder import Graph
+from tests.dialects.graphs.builder import Graph, Quant
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
 from tests.ep.graphs import Network, bottleneck, images
@@ -302,6 +302,50 @@ def test_attention_in_float() -> None:
         feeds = noise(converted, batch, N=batch)
         (got,), (want,) = on_gpu.run(None, feeds), on_cpu.run(None, feeds)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
+
+
+@pytest.mark.parametrize(("channels", "activation"), [(16, "Relu"), (24, "Clip"), (20, None)])
+def test_shortcut_in_float(
+    channels: int, activation: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks whose shortcut no quantizer rounds, and layers that round one sum to grids of their own."""
+    graph = Graph("shortcut", channels)
+    grids = [Quant(np.float32(scale), np.asarray(zero), "s8") for scale, zero in ((0.05, 0), (0.031, 0))]
+
+    def layer(x: str, quant: Quant, kernel: int) -> str:
+        weights = graph.weight(
+            graph.codes((channels, channels, kernel, kernel)), graph.weight_quant(channels)
+        )
+        bias = graph.floats(graph.rng.normal(0, 0.3, channels))
+        return graph.node("Conv", [graph.qdq(x, quant), weights, bias], pads=[kernel // 2] * 4)
+
+    def summed(made: str, shortcut: str) -> str:
+        both = graph.node("Add", [made, shortcut])
+        if activation is None:
+            return both
+        limits = [graph.floats(-0.4), graph.floats(1.7)] if activation == "Clip" else []
+        return graph.node(activation, [both, *limits])
+
+    dims = ["N", channels, "H", "W"]
+    x, other = graph.input(dims, name="x"), graph.input(["M", channels, "H", "W"], name="other")
+    first = graph.node("Relu", [layer(x, grids[0], 1)])
+    second = summed(layer(graph.node("Relu", [layer(first, grids[0], 3)]), grids[1], 1), first)
+    third = summed(layer(second, grids[0], 1), layer(second, grids[1], 3))
+    beside = graph.node("Relu", [layer(other, grids[0], 1)])
+    graph.output(summed(layer(third, grids[1], 1), beside), dims)
+    converted = lowbit.convert(graph.proto()).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for count in (3, 1):  # the last sum broadcasts
+        rng = np.random.default_rng(count)
+        feeds = {name: rng.normal(0, 1, (batch, channels, 5, 7)).astype(np.float32)
+                 for name, batch in (("x", 3), ("other", count))}  # fmt: skip
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{count} of them are added")
+        steps = _plan(capfd)["steps"]
+        joined = [step for step in steps if any(node.endswith(".Add") for node in step["nodes"])]
+        assert [len(step["nodes"]) for step in joined] == [2 if activation is None else 3] * 3
+        assert [len(step.get("stores", [])) for step in joined] == [2, 1, 0]
+        assert [step["kernel"].startswith("quantize") for step in steps].count(True) == 2, "of the inputs"
 
 
 def test_relu_between_two_grids(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

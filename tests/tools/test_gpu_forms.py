@@ -55,7 +55,8 @@ def test_torch_computes_the_network(gpu_forms, name):
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-def test_form_e_leaves_one_input_of_an_add_in_float(gpu_forms):
+@pytest.mark.parametrize("shortcuts", [False, True])
+def test_forms_e_and_f_leave_inputs_of_an_add_in_float(gpu_forms, shortcuts):
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "y")]
     scale = numpy_helper.from_array(np.float32(0.1), "scale")
     nodes = [helper.make_node("Relu", [name], [f"{name}_made"]) for name in "ab"]
@@ -64,7 +65,7 @@ def test_form_e_leaves_one_input_of_an_add_in_float(gpu_forms):
         nodes.append(helper.make_node("DequantizeLinear", [f"{name}_codes", "scale"], [f"{name}_read"]))
     nodes.append(helper.make_node("Add", ["a_read", "b_read"], ["y"]))
     model = helper.make_model(helper.make_graph(nodes, "add", values[:2], values[2:], [scale]))
-    made = gpu_forms.with_float_branches(model)
+    made = gpu_forms.with_float_branches(model, shortcuts=shortcuts)
     ops = [node.op_type for node in made.graph.node]
-    assert list(made.graph.node[-1].input) == ["a_made", "b_read"]
-    assert ops == ["Relu", "Relu", "QuantizeLinear", "DequantizeLinear", "Add"]
+    assert list(made.graph.node[-1].input) == ["a_made", "b_made" if shortcuts else "b_read"]
+    assert ops == ["Relu", "Relu", *([] if shortcuts else ["QuantizeLinear", "DequantizeLinear"]), "Add"]

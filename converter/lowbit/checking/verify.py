@@ -12,6 +12,9 @@ at every quantizer exposed; every lowbit node is then fed *the original's* codes
 ONNX Runtime's optimizer does not always keep to the file: of two quantizers in a row it makes one on a third
 grid. Where elements are unexplained, the original runs once more without it.
 
+An original that computes in float16 was converted as if it said float32. All of this is done with that
+float32 model, and once more with the original by its letter, where float16's roundings count as well.
+
 How the values of the two graphs belong together is recorded by the converter in the model's metadata, under
 ``lowbit.provenance``.
 """
@@ -99,11 +102,12 @@ class VerifyReport:
     codes: int = 0  # codes inside the two whole models that were compared
     codes_equal: int = 0
     notes: list[str] = field(default_factory=list)
+    float16: VerifyReport | None = None  # with the original's own numbers, where it computes in float16
 
     @property
     def ok(self) -> bool:
         """Every node is exact and nothing is unexplained; whole-model agreement is information only."""
-        return all(node.ok for node in self.nodes)
+        return all(node.ok for node in self.nodes) and (self.float16 is None or self.float16.ok)
 
     def total(self, counter: str) -> int:
         """The sum of one counter of :class:`NodeCheck` over all nodes."""
@@ -121,6 +125,7 @@ class VerifyReport:
             "nodes": [{**asdict(node), "ok": node.ok} for node in self.nodes],
             "outputs": [asdict(output) for output in self.outputs],
             "notes": list(self.notes),
+            **({} if self.float16 is None else {"float16": self.float16.to_dict()}),
         }
 
 
@@ -158,27 +163,47 @@ def verify(
     """
     converted, given = as_proto(model), as_proto(against)
     notes = []
-    if widens_float16(converted):
-        given = widened(given)
-        notes.append("the original was compared with float32 in the place of float16, as it was converted")
-    original = standard_form(given)
-    mapping = read_places(converted, original)
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
         notes.append(
             f"{os.fspath(against)} is not the very file that was converted (its sha256 differs); values are "
             "matched by name"
         )
-    feeds = _samples(original, data, samples, seed, shapes)
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else converted.graph.name
+    feeds = _samples(given, data, samples, seed, shapes)
+    compare = functools.partial(_compare_with, converted, name, feeds, threads, canonical(device), progress)
+    if not widens_float16(converted):
+        return compare(given, notes)
+    notes.append("the original was compared with float32 in the place of float16, as it was converted")
+    report = compare(widened(given), notes)
+    report.float16 = compare(given, [], in_float16=True)
+    return report
 
+
+def _compare_with(
+    converted: onnx.ModelProto,
+    name: str,
+    feeds: list[dict[str, Array]],
+    threads: int | None,
+    device: str,
+    progress: Progress | None,
+    given: onnx.ModelProto,
+    notes: list[str],
+    *,
+    in_float16: bool = False,
+) -> VerifyReport:
+    """Compares a converted model called ``name`` with an original, which may be stated in any form."""
+    original = standard_form(given)
+    mapping = read_places(converted, original)
     if needs_standard_form(given):
         notes.append(
             "ONNX Runtime does not load the original; it was compared with its quantizers as float operations"
         )
-    place = canonical(device)
+    compare = functools.partial(
+        _compare, converted, original, mapping, feeds, threads, device, progress, notes, in_float16=in_float16
+    )
     try:
-        report = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=True)
+        report = compare(optimize=True)
     except RefusedError as error:  # of the converted model: the original's is a note
-        name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else converted.graph.name
         raise told_apart(error, name, original) from error
     if report.ok:
         return report
@@ -186,7 +211,7 @@ def verify(
         f"stock ONNX Runtime: its optimizer changes {report.total('unexplained')} elements; it was "
         "compared without optimization, convolutions in float"
     )
-    literal = _compare(converted, original, mapping, feeds, threads, place, progress, notes, optimize=False)
+    literal = compare(optimize=False)
     return literal if literal.ok else report
 
 
@@ -200,13 +225,14 @@ def _compare(
     progress: Progress | None,
     notes: list[str],
     *,
+    in_float16: bool,
     optimize: bool,
 ) -> VerifyReport:
-    """Compares the two models on samples; ``optimize`` is about the original."""
+    """Compares the two models on samples; ``in_float16`` and ``optimize`` are about the original."""
     report = VerifyReport(notes=list(notes))
     wanted = {place.source for place in mapping.values()}
     stock = Stock(original, wanted, threads, report.notes, optimize=optimize)
-    local = _Local(converted, original, mapping, threads, device)
+    local = _Local(converted, original, mapping, threads, device, in_float16=in_float16)
     if not local.nodes:
         report.notes.append("the converted model has no lowbit node; only whole models were compared")
     whole = _Whole(converted, mapping, threads, device)
@@ -240,9 +266,11 @@ class _Local:
         mapping: Mapping[str, Place],
         threads: int | None,
         device: str,
+        *,
+        in_float16: bool,
     ) -> None:
         self.model, self.original, self.mapping = converted, original, mapping
-        self.threads, self.device = threads, device
+        self.threads, self.device, self.in_float16 = threads, device, in_float16
         self.constants = constant_values(converted)
         self.producer = {name: node for node in converted.graph.node for name in node.output}
         self.moves: dict[str, onnx.NodeProto] = {}  # by what they move whole
@@ -333,6 +361,9 @@ class _Local:
         if equal.all():
             return
         chain = self._chain(node, attrs, inputs, values)
+        if chain is not None and self.in_float16:
+            with np.errstate(all="ignore"):
+                chain = chain.in_float16()
         explained = np.zeros(got.shape, bool) if chain is None else chain.explains(got, expected) & ~equal
         check.near_tie += int(explained.sum())
         check.unexplained += int((~equal & ~explained).sum())
@@ -366,15 +397,17 @@ class _Local:
         model, scale, inner = piece
         try:
             opened = open_session(model, exact_options(self.threads, optimize=False))
-            results = [run_session(opened, {before.source: codes, **nudges}) for nudges in _nudges(inner)]
+            nudged = _nudges(inner, ties.FLOAT16_ROUNDING * 3 if self.in_float16 else ties.ROUNDING * 16)
+            results = [run_session(opened, {before.source: codes, **nudges}) for nudges in nudged]
         except ModelError:  # an odd piece of graph explains nothing; the differences are then unexplained
             return None
         reals = [np.asarray(real, np.float64) for result in results for real in result.values()]
         if after.perm is not None:
             reals = [real.transpose(after.perm) for real in reals]
         value, *others = reals
-        error = 16 * ties.ROUNDING * np.maximum(np.abs(value), scale)
-        return ties.Nudged(value, error, np.asarray(scale, np.float64), others=others)
+        size = np.maximum(np.abs(value), scale)
+        error = 16 * ties.ROUNDING * size
+        return ties.Nudged(value, error, np.asarray(scale, np.float64), size=size, others=others)
 
     def _value(self, name: str, known: dict[str, Array]) -> Array:
         """A value of the converted model, the original's where it has one, otherwise computed from those."""
@@ -460,7 +493,7 @@ class _Local:
 
 def _between(
     model: onnx.ModelProto, start: str, codes: Array, end: str
-) -> tuple[onnx.ModelProto, float, dict[str, float]] | None:
+) -> tuple[onnx.ModelProto, float, dict[str, Array]] | None:
     """The nodes from the codes ``start`` to the float that the quantizer of ``end`` rounds.
 
     Returns:
@@ -483,14 +516,14 @@ def _between(
             between.add(name)
             pending.extend(producer[name].input)
     nodes: list[onnx.NodeProto] = []
-    inner: dict[str, float] = {}
+    inner: dict[str, Array] = {}
     for node in model.graph.node:
         if not between.intersection(node.output):
             continue
         step = constant_values(model, {node.input[1]}) if node.op_type == "QuantizeLinear" else {}
         if step:
             nudge, nudged = f"{node.output[0]}/nudge", onnx.NodeProto()
-            inner[nudge] = float(next(iter(step.values())).max())
+            inner[nudge] = next(iter(step.values())).max()
             nodes.append(helper.make_node("Add", [node.input[0], nudge], [f"{nudge}d"]))
             nudged.CopyFrom(node)
             nudged.input[0] = f"{nudge}d"
@@ -500,7 +533,7 @@ def _between(
     graph = helper.make_graph(
         nodes,
         "between",
-        [_value_info(start, codes), *(_value_info(name, np.zeros((), np.float32)) for name in inner)],
+        [_value_info(start, codes), *(_value_info(name, np.asarray(scale)) for name, scale in inner.items())],
         [onnx.ValueInfoProto(name=real)],
         [init for init in model.graph.initializer if init.name in used],
     )
@@ -509,13 +542,13 @@ def _between(
     return piece, float(scale.max()), inner
 
 
-def _nudges(inner: Mapping[str, float]) -> list[dict[str, Array]]:
+def _nudges(inner: Mapping[str, Array], rounding: float) -> list[dict[str, Array]]:
     """What to add to what inner quantizers round: nothing, then a rounding error, to each and to all."""
-    error = 16 * ties.ROUNDING * 256  # of the largest code
+    error = rounding * 256  # of the largest code
     groups = [{name} for name in inner] + ([set(inner)] if len(inner) > 1 else [])
     signs: list[tuple[set[str], float]] = [(set(), 0.0), *((g, s * error) for g in groups for s in (1, -1))]
     return [
-        {name: np.asarray(sign * step if name in group else 0, np.float32) for name, step in inner.items()}
+        {name: np.asarray(sign * step if name in group else 0, step.dtype) for name, step in inner.items()}
         for group, sign in signs
     ]
 

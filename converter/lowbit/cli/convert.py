@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--round-bias", is_flag=True, help="Round float biases to int32; the report lists them.")
 @click.option("--ap", is_flag=True, help="Write APConv and APGemm everywhere, not only for 1-bit operands.")
 @click.option("--all", "all_regions", is_flag=True, help="Convert also what gains nothing on a CPU.")
-@click.option("--widen-float16", is_flag=True, help="Compute in float32 what MODEL computes in float16.")
+@click.option("--keep-float16", is_flag=True, help="Leave what MODEL computes in float16 as it is.")
 @input_quant_option
 @report_option
 @overwrite_option
@@ -46,7 +46,7 @@ def command(
     round_bias: bool,
     ap: bool,
     all_regions: bool,
-    widen_float16: bool,
+    keep_float16: bool,
     input_quant: tuple[str, ...],
     report_file: Path | None,
     overwrite: bool,
@@ -54,8 +54,9 @@ def command(
     """Convert a quantized MODEL to a lowbit model.
 
     Numbers never change: what cannot be computed exactly stays as it is, and its reason is told (with -v that
-    of every node). Where nothing can be converted, or nothing is quantized, the command says so and writes
-    the model as it was (exit code 0; --strict refuses with 3).
+    of every node). But what MODEL computes in float16 around its quantizers is computed in float32, nearer to
+    what its codes mean, unless --keep-float16 is given. Where nothing can be converted, or nothing is
+    quantized, the command says so and writes the model as it was (exit code 0; --strict refuses with 3).
     """
     from lowbit.conversion.convert import convert
     from lowbit.inspection.inspect import describe_conversion
@@ -73,7 +74,7 @@ def command(
             ap=ap,
             all_regions=all_regions,
             input_quant=input_quant,
-            widen_float16=widen_float16,
+            keep_float16=keep_float16,
             overwrite=overwrite,
         )
     summary = written_model(model, output, result.report)

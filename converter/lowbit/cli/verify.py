@@ -70,6 +70,7 @@ def command(
 
 def _print(out: Out, report: VerifyReport) -> None:
     shown = report.nodes if out.verbosity > 0 else [n for n in report.nodes if not n.ok or n.near_tie]
+    shown = [*shown, *(n for n in (report.float16.nodes if report.float16 else ()) if not n.ok)]
     columns = [
         "node",
         "op",
@@ -85,23 +86,28 @@ def _print(out: Out, report: VerifyReport) -> None:
         rows = [(n.name, n.op_type, n.source, n.elements, n.wrong, n.equal, n.near_tie, n.unexplained, n.note)
                 for n in shown]  # fmt: skip
         out.table(columns, rows, optional=("compared with", "elements>", "equal>"))
-    wrong, equal, near, unexplained = map(report.total, ("wrong", "equal", "near_tie", "unexplained"))
-    compared = equal + near + unexplained
-    whole = f"{report.codes_equal:,} of {report.codes:,} inner codes equal" if report.codes else None
     out.facts(
         [
             ("nodes", f"{len(report.nodes)}, on {report.samples} samples, each fed the original's own codes"),
-            ("definition", f"{wrong:,} of {report.total('elements'):,} elements differ"),
-            (
-                "original",
-                f"{equal:,} of {compared:,} elements equal, {near:,} within float rounding "
-                f"(codes: one step at a tie), {unexplained:,} unexplained"
-                if compared
-                else "nothing to compare with",
-            ),
-            ("whole model", whole),
+            ("definition", f"{report.total('wrong'):,} of {report.total('elements'):,} elements differ"),
         ]
     )
+    _print_original(out, report, "original", "float rounding (codes: one step at a tie)")
+    if report.float16 is not None:
+        _print_original(out, report.float16, "in float16", "its rounding (codes: at a tie)")
+    for note in (*report.notes, *(report.float16.notes if report.float16 else ())):
+        out.note(f"note: {note}")
+    out.print("[green]verified[/green]" if report.ok else "[red]failed[/red]: see the nodes above")
+
+
+def _print_original(out: Out, report: VerifyReport, name: str, rounding: str) -> None:
+    equal, near, unexplained = map(report.total, ("equal", "near_tie", "unexplained"))
+    compared = equal + near + unexplained
+    text = (
+        f"{equal:,} of {compared:,} elements equal, {near:,} within {rounding}, {unexplained:,} unexplained"
+    )
+    whole = f"{report.codes_equal:,} of {report.codes:,} inner codes equal" if report.codes else None
+    out.facts([(name, text if compared else "nothing to compare with"), ("whole model", whole)])
     for output in report.outputs:
         text = (
             f"{output.equal:,} of {output.elements:,} equal, largest difference {output.max_difference:.3g}"
@@ -110,6 +116,3 @@ def _print(out: Out, report: VerifyReport) -> None:
             text += f"; same top-1 for {output.top1_equal} of {output.samples} samples"
             text += f" (changed: {', '.join(map(str, output.changed))})" if output.changed else ""
         out.facts([(f"  {output.name}", text)])
-    for note in report.notes:
-        out.note(f"note: {note}")
-    out.print("[green]verified[/green]" if report.ok else "[red]failed[/red]: see the nodes above")

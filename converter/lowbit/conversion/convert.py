@@ -40,7 +40,7 @@ def convert(
     ap: bool = False,
     all_regions: bool = False,
     input_quant: str | Sequence[str] = (),
-    widen_float16: bool = False,
+    keep_float16: bool = False,
     overwrite: bool = False,
     verify: bool = True,
 ) -> Result:
@@ -62,8 +62,9 @@ def convert(
             well, such as an Add or a pool, between nodes that stay.
         input_quant: quantizers of float inputs that the model does not say itself, each written as
             ``[NAME:]scale=1/255,bits=8,unsigned``. The model then rounds what it is fed.
-        widen_float16: compute in float32 what the model computes in float16, so that its convolutions become
-            integer ones. Numbers change: they are those of the same model in float32.
+        keep_float16: follow a model by the letter that computes in float16 around its quantizers, so that its
+            convolutions stay. Otherwise it is read as if it said float32, and they become integer ones; how
+            far that moves a number is bounded, which :func:`verify` checks.
         overwrite: replace ``output`` if it exists.
         verify: check, load and run the result against the definitions of its ops.
 
@@ -83,20 +84,26 @@ def convert(
     if target is not None:
         inputs = () if isinstance(model, onnx.ModelProto) else (Path(model),)
         check_writable(target, overwrite=overwrite, inputs=inputs)
-    source = load_model(model, widen_float16=widen_float16)
-    options = {
+    source = load_model(model, widen_float16=not keep_float16)
+    options: dict[str, Any] = {
         "strict": strict,
         "round_bias": round_bias,
         "ap": ap,
         "all_regions": all_regions,
         "input_quant": stated,
-        "widen_float16": source.widened,
     }
 
-    def attempt(model: ir.Model, staying: Staying, failed: Failed) -> Attempt:
-        return _convert_once(source, model, staying, failed, quantizers, options)
+    def converted(source: Source) -> tuple[onnx.ModelProto, Report]:
+        stated = {**options, "widen_float16": source.widened}
 
-    proto, report = convert_what_holds(source, attempt, strict=strict, verify=verify)
+        def attempt(model: ir.Model, staying: Staying, failed: Failed) -> Attempt:
+            return _convert_once(source, model, staying, failed, quantizers, stated)
+
+        return convert_what_holds(source, attempt, strict=strict, verify=verify)
+
+    proto, report = converted(source)
+    if source.widened and not report.converted:
+        proto, report = converted(load_model(model))  # what gains nothing in float32 stays as it was
     if strict:
         _refuse_float_islands(report)
     if target is not None:
@@ -123,7 +130,10 @@ def _convert_once(
             "no longer be fed"
         )
     if source.widened:
-        report.warn("what the model computes in float16 is computed in float32 (widen_float16)")
+        report.warn(
+            "what the model computes in float16 is computed in float32, so that its products are integer "
+            "ones; --keep-float16 leaves it as it is"
+        )
     quark.normalize(model)
     qonnx.normalize(model)
     names |= {value.name for node in model.graph for value in node.outputs}  # codes of QONNX among them

@@ -3,7 +3,8 @@
 NVIDIA ModelOpt writes them (``high_precision_dtype="fp16"``) for TensorRT, which multiplies the codes as
 integers whatever the file says between them. By the letter every operation rounds to float16, which no sum of
 integers does; in float32 the same network has sums that are integers times a scale, and every rule applies.
-It is another network: each value is nearer to what the weights and the scales mean than the float16 one is.
+Each value is nearer to what the weights and the scales mean than the float16 one is, by a bound that
+``verify`` holds codes against (docs/numerics.md, "Float16 around int8").
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from lowbit.frontends import qonnx
 from lowbit.proto.model_file import nodes_of, tensors_of
 
 _HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -24,15 +26,31 @@ SUFFIX = ".float32"
 
 
 def has_half(model: onnx.ModelProto) -> bool:
-    """Whether inputs, constants of a model, or what it casts to, are float16."""
-    if any(value.type.tensor_type.elem_type == _HALF for value in model.graph.input):
-        return True
+    """Whether a model has float16 tensors besides inputs that it casts at once, and outputs."""
     if any(tensor.data_type == _HALF for _, tensor in tensors_of(model)):
         return True
-    return any(
-        attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF
+    inputs = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == _HALF}
+    outputs = {value.name for value in model.graph.output}
+    for node in nodes_of(model):
+        if node.op_type != "Cast" and inputs.intersection(node.input):
+            return True
+        makes = any(each.name in _TYPE_ATTRIBUTES and each.i == _HALF for each in node.attribute)
+        if makes and not outputs.issuperset(node.output):
+            return True
+    return False
+
+
+def is_around_codes(model: onnx.ModelProto) -> bool:
+    """Whether a model computes in float16 and rounds what it computes to codes.
+
+    One that quantizes its weights alone does not: in float32 nothing of it would be a sum of integers, and
+    its other weights would take twice the bytes.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    constants |= {name for node in nodes_of(model) if node.op_type == "Constant" for name in node.output}
+    return has_half(model) and any(
+        (node.op_type == "QuantizeLinear" or qonnx.is_quantizer(node)) and set(node.input[:1]) - constants
         for node in nodes_of(model)
-        for attribute in node.attribute
     )
 
 

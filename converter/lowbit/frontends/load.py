@@ -69,7 +69,7 @@ def load_model(model: str | Path | onnx.ModelProto, *, widen_float16: bool = Fal
 
     Args:
         model: a file, external data beside it, or a proto.
-        widen_float16: read float16 tensors as float32.
+        widen_float16: read float16 tensors as float32, if some of them are rounded to codes.
 
     Returns:
         The model with all its data in memory.
@@ -95,7 +95,7 @@ def load_model(model: str | Path | onnx.ModelProto, *, widen_float16: bool = Fal
         )
     proto = complete_imports(qonnx.qualified(in_known_version(proto, label)), qonnx.DOMAINS)
     _check(proto, label)
-    widens = widen_float16 and half.has_half(proto)
+    widens = widen_float16 and half.is_around_codes(proto)
     if widens:
         proto = half.widened(proto)
     return Source(_read_graph(proto, label), digest, path, proto, widens)

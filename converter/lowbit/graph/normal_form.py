@@ -47,8 +47,8 @@ ELEMENTWISE = frozenset({
 
 
 HALF = (
-    "it computes in float16, which rounds after every operation, as integer sums do not; "
-    "convert with widen_float16 (--widen-float16), which computes in float32, or export with float32"
+    "it computes in float16, which rounds after every operation, as integer sums do not; a model that "
+    "quantizes activations converts without keep_float16 (--keep-float16), others if exported with float32"
 )
 """Why quantizers of float16 tensors are no grids to most rules.
 

@@ -456,14 +456,20 @@ class Lowering:
             return False
         varying = [value for value in node.inputs if value is not None and constant(value) is None]
         orders = {self._reals[value].order for value in varying if value in self._reals}
-        if len(orders) != 1 or any(value not in self._reals for value in varying):
+        if len(orders) != 1:
             return False
         order, output = orders.pop(), node.outputs[0]
         if order == identity(len(order)) or output.shape is None or len(output.shape) != len(order):
             return False
+        turned = [value for value in varying if value not in self._reals]
+        if turned and (any(value.shape != output.shape for value in varying) or not _leads_to_layers(node)):
+            return False
         inputs: list[ir.Value | None] = []
         for value in node.inputs:
             array = constant(value)
+            if value in turned:
+                inputs.append(self._transposed(self.original(value), identity(len(order)), order, value))
+                continue
             if value is None or array is None or array.size == 1:
                 inputs.append(self._reals[value].value if value in self._reals else value)
                 continue
@@ -728,6 +734,27 @@ class Lowering:
         known = self.provenance.setdefault(str(stored.name), entry)
         if "rounded" in known and "rounded" not in entry:  # codes that the model has say more
             self.provenance[str(stored.name)] = entry
+
+
+def _leads_to_layers(node: ir.Node) -> bool:
+    """Whether a sum, cut off or not, is read by quantizers and further sums alone.
+
+    Where its terms are stored in different orders, it is then made in that of a layer's, as the next one
+    reads it: else the result of every layer along a shortcut would be transposed.
+    """
+    if not is_op(node, "Add"):
+        return False
+    pending = [node.outputs[0]]
+    while pending:
+        value = pending.pop()
+        if value.is_graph_output():
+            return False
+        for user in value.consumers():
+            if is_op(user, "Relu", "Clip"):
+                pending.append(user.outputs[0])
+            elif not is_quantizer(user) and not is_op(user, "Add"):
+                return False
+    return True
 
 
 def name_uniquely(graph: ir.Graph, taken: Collection[str]) -> None:

@@ -58,4 +58,4 @@ def add_chain(
         right = b_table[b.view(np.uint8)].astype(np.float64)
     zeros = np.abs(a_zero_point * a_scale) + np.abs(b_zero_point * b_scale)  # terms of QLinearAdd's formula
     error = ulps(8, left, right, zeros, y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(left + right, error, step_of(y_scale))
+    return Chain(left + right, error, step_of(y_scale), size=np.abs(left) + np.abs(right))

@@ -43,4 +43,4 @@ def affine_chain(
     """The exact product and sum."""
     product = real_values(x, x_scale, x_zero_point) * scale
     error = ulps(16, product, shift.astype(np.float64), y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(product + shift, error, step_of(y_scale))
+    return Chain(product + shift, error, step_of(y_scale), size=np.abs(product) + np.abs(shift))

@@ -74,4 +74,5 @@ def average_pool_chain(
     value = np.add.reduce([seen for _, seen in windows.taps(real)]) / taps
     size = np.add.reduce([seen for _, seen in windows.taps(np.abs(real))]) / taps
     count = int(np.prod(attrs["kernel_shape"])) + 4
-    return Chain(value, ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point), step_of(y_scale))
+    error = ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point)
+    return Chain(value, error, step_of(y_scale), size=size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from lowbit.ops.codes import Array, Ints, low_bits, unpack, values
 from lowbit.ops.epilogue import Epilogue, Operands, epilogue_chain
-from lowbit.ops.ties import Attributes, Chain, Reals
+from lowbit.ops.ties import Attributes, Chain, rounded_operands
 
 
 def low_bit_conv(
@@ -58,9 +59,14 @@ def low_bit_conv(
 
 
 def convolve(
-    x: Ints, weights: Ints, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], group: int
-) -> Ints:
-    """The exact accumulators [N, O1.., out_channels] of integer values [N, D1.., in_channels].
+    x: Array,
+    weights: Array,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    group: int,
+) -> Array:
+    """The sums [N, O1.., out_channels] of values [N, D1.., in_channels]: of int64 the exact accumulators.
 
     Args:
         weights: [out_channels, kernel..., in_channels / group].
@@ -77,7 +83,7 @@ def convolve(
         (image.shape[1 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1 for d in range(spatial)
     ]
     by_tap = weights.reshape(weights.shape[0], -1, weights.shape[-1]).swapaxes(0, 1)
-    acc: Ints = np.zeros((x.shape[0], *sizes, weights.shape[0]), np.int64)
+    acc: Array = np.zeros((x.shape[0], *sizes, weights.shape[0]), x.dtype)
     for tap, at in zip(itertools.product(*(range(k) for k in kernel)), by_tap, strict=True):
         window: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)
@@ -102,7 +108,7 @@ def weight_values(
     return values(codes, zero_point, encoding).reshape(out_channels, *kernel_shape, group_channels)
 
 
-def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
+def grouped_product(pixels: Array, weights: Array, group: int) -> Array:
     """``out[..., c] = sum over i: pixels[..., g(c), i] * weights[c, i]`` with g(c) the group of channel c.
 
     The product runs in float64, for speed: integers below 2^53 are exact there, and no accumulator exceeds
@@ -113,7 +119,7 @@ def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
         weights: [group * O, I].
 
     Returns:
-        int64 [..., group * O].
+        [..., group * O] of the type of the pixels.
     """
     lead = pixels.shape[:-1]
     left = (
@@ -121,7 +127,7 @@ def grouped_product(pixels: Ints, weights: Ints, group: int) -> Ints:
     )  # [g, P, I]
     right = weights.reshape(group, -1, weights.shape[-1]).transpose(0, 2, 1).astype(np.float64)  # [g, I, O]
     product: npt.NDArray[np.float64] = left @ right
-    return product.transpose(1, 0, 2).reshape(*lead, weights.shape[0]).astype(np.int64)
+    return product.transpose(1, 0, 2).reshape(*lead, weights.shape[0]).astype(pixels.dtype)
 
 
 def conv_chain(attrs: Attributes, *inputs: Array | None) -> Chain:
@@ -144,7 +150,7 @@ def product_chain(
     out: int,
     kernel: Sequence[int],
     depth: int,
-    product: Callable[[Ints, Ints], Ints | Reals],
+    product: Callable[[Array, Array], Array],
 ) -> Chain:
     """The real result of a convolution or matrix product.
 
@@ -154,11 +160,20 @@ def product_chain(
         out: output channels.
         kernel: sizes of the kernel.
         depth: input channels that one output channel reads.
-        product: the integer sums of the values of x and of weights [out, kernel.., depth].
+        product: the sums of the values of x and of weights [out, kernel.., depth].
     """
     given = Operands(inputs)
     x = values(given["x"], given["x_zero_point"], attrs.get("x_encoding", "unsigned"))
     bits, encoding = attrs.get("w_bits", 8), attrs.get("w_encoding", "unsigned")
     w = weight_values(given["w"], given["w_zero_point"], out, kernel, depth, bits, encoding)
     total, magnitude = product(x, w).astype(np.float64), product(np.abs(x), np.abs(w)).astype(np.float64)
-    return epilogue_chain(attrs, given, total, magnitude, depth * int(np.prod(kernel)))
+    terms = depth * int(np.prod(kernel))
+    chain = epilogue_chain(attrs, given, total, magnitude, terms)
+
+    def of_rounded_operands() -> list[Chain]:
+        x_scale, w_scale = (given[name].astype(np.float64) for name in ("x_scale", "w_scale"))
+        operands = rounded_operands(x * x_scale, w * w_scale.reshape(-1, *(1,) * (w.ndim - 1)))
+        sums = [product(*pair) / (x_scale * w_scale) for pair in operands]
+        return [epilogue_chain(attrs, given, each, magnitude, terms) for each in sums]
+
+    return replace(chain, of_rounded_operands=of_rounded_operands)

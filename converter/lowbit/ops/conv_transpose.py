@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.ops.codes import Array, Ints, low_bits, values
+from lowbit.ops.codes import Array, low_bits, values
 from lowbit.ops.conv import grouped_product, product_chain, weight_values
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.ties import Attributes, Chain
@@ -52,15 +52,15 @@ def low_bit_conv_transpose(
 
 
 def convolve_transposed(
-    x: Ints,
-    weights: Ints,
+    x: Array,
+    weights: Array,
     strides: Sequence[int],
     pads: Sequence[int],
     dilations: Sequence[int],
     output_padding: Sequence[int],
     group: int,
-) -> Ints:
-    """The exact accumulators [N, P1.., out_channels] of integer values [N, D1.., in_channels].
+) -> Array:
+    """The sums [N, P1.., out_channels] of values [N, D1.., in_channels]: of int64 the exact accumulators.
 
     Args:
         weights: [out_channels, kernel..., in_channels / group].
@@ -78,7 +78,7 @@ def convolve_transposed(
         for d in range(spatial)
     ]
     by_tap = weights.reshape(weights.shape[0], -1, weights.shape[-1]).swapaxes(0, 1)
-    acc: Ints = np.zeros((x.shape[0], *full, weights.shape[0]), np.int64)
+    acc: Array = np.zeros((x.shape[0], *full, weights.shape[0]), x.dtype)
     for tap, at in zip(itertools.product(*(range(k) for k in kernel)), by_tap, strict=True):
         reached: tuple[Any, ...] = tuple(
             slice(t * dilation, t * dilation + (size - 1) * stride + 1, stride)

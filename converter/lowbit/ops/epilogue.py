@@ -175,6 +175,10 @@ class Operands:
         return np.zeros((), np.int32) if value is None else value
 
 
+_FLOAT16_ROUNDINGS = {"relu": 0, "clip": 0, "bias": 1, **dict.fromkeys(("affine", "residual", *FUNCTIONS), 2)}
+"""How often an original in float16 rounds in a step of a tail, its second operand included."""
+
+
 def epilogue_chain(attrs: Attributes, given: Operands, total: Reals, magnitude: Reals, terms: int) -> Chain:
     """The real result of the node.
 
@@ -189,12 +193,15 @@ def epilogue_chain(attrs: Attributes, given: Operands, total: Reals, magnitude: 
         thresholds = reachable(given["thresholds"].astype(np.float64), 2.0**31 - 1)
         bias = given["bias"].astype(np.float64)
         # A float bias inside the chain is as large as the thresholds that it moves.
-        size = magnitude + np.abs(bias) + np.nanmax(np.abs(thresholds), axis=1, initial=0.0)
+        moved = np.abs(bias) + np.nanmax(np.abs(thresholds), axis=1, initial=0.0)
         middle = thresholds - 0.5 * given["threshold_dir"].reshape(-1, 1)
-        return Count(total + bias, (terms + 8) * ROUNDING * size, None, ties=middle, between=0.5)
+        error = (terms + 8) * ROUNDING * (magnitude + moved)
+        half = np.abs(total) + moved
+        return Count(total + bias, error, None, size=half, roundings=8, ties=middle, between=0.5)
     scale = given["x_scale"].astype(np.float64) * given["w_scale"].astype(np.float64)
     bias = given["bias"].astype(np.float64)
     value, size, count = (total + bias) * scale, (magnitude + np.abs(bias)) * scale, terms + 3
+    half = np.abs(total * scale) + np.abs(bias * scale)  # what roundings to float16 are relative to
     residual = None
     if given.get("residual") is not None:
         residual = real_values(given["residual"], given["residual_scale"], given["residual_zero_point"])
@@ -205,40 +212,41 @@ def epilogue_chain(attrs: Attributes, given: Operands, total: Reals, magnitude: 
     if kind == "requantize" and residual is not None:
         # The inner code may itself have been rounded the other way: that moves the sum by one inner step.
         inner_scale = given["inner_scale"].astype(np.float64)
-        inner = Chain(value, count * ROUNDING * size, inner_scale)
-        steps = inner.value / inner_scale
-        flips = np.abs(steps - np.floor(steps) - 0.5) <= inner.error / inner_scale
+        inner = Chain(value, count * ROUNDING * size, inner_scale, size=half, roundings=1)
         low, high = _inner_range(attrs)
         zero = given["inner_zero_point"].astype(np.float64)
-        code = np.clip(np.rint(steps) + zero, low, high)
+        code = np.clip(np.rint(value / inner_scale) + zero, low, high)
         value = (code - zero) * inner_scale + residual
         size = np.abs((code - zero) * inner_scale) + np.abs(zero * inner_scale) + residual_size
         error = ulps(8, size, y_scale=y_scale, y_zero_point=given.get("y_zero_point"))
-        return Chain(value, error, step_of(y_scale), np.where(flips, inner_scale / given["y_scale"], 0.0))
-    off_grid = np.zeros(())
+        return Chain(value, error, step_of(y_scale), inner, size)
+    off_grid, roundings = np.zeros(()), 1
     if kind == "tail":
         for step in filter(None, str(attrs.get("tail", "")).split(",")):
             count += 2
+            roundings += _FLOAT16_ROUNDINGS[step]
             if step == "bias":
                 bias = given["tail_bias"].astype(np.float64)
                 # Where ONNX Runtime fuses a float bias it rounds it to the accumulator's grid.
                 off_grid = off_grid + np.abs(bias - np.rint(bias / scale) * scale)
-                value, size = value + bias, size + np.abs(bias)
+                value, size, half = value + bias, size + np.abs(bias), half + np.abs(bias)
             elif step == "affine":
                 factor, shift = given["tail_scale"].astype(np.float64), given["tail_shift"].astype(np.float64)
                 value, size = value * factor + shift, size * np.abs(factor) + np.abs(shift)
-                off_grid = off_grid * np.abs(factor)
+                half, off_grid = half * np.abs(factor) + np.abs(shift), off_grid * np.abs(factor)
             elif step == "residual" and residual is not None:
-                value, size = value + residual, size + residual_size
+                value, size, half = value + residual, size + residual_size, half + np.abs(residual)
             elif step == "relu":
                 value = np.maximum(value, 0)
             elif step == "clip":
                 value = np.clip(value, attrs.get("clip_min", 0.0), attrs.get("clip_max", 0.0))
             elif step in FUNCTIONS:
                 # Their slopes are 1.5 at most; 16 roundings are what other formulas of a sigmoid take.
-                size, off_grid = 1.5 * size + 16 * np.abs(value), 1.5 * off_grid
+                off_grid = 1.5 * off_grid + 16 * count * ROUNDING * np.abs(value)
+                size, half = 1.5 * size, 1.5 * half
                 value = REAL_FUNCTIONS[step](value)
-    return Chain(value, count * ROUNDING * size + off_grid, step_of(y_scale))
+    error = count * ROUNDING * size + off_grid
+    return Chain(value, error, step_of(y_scale), size=half, roundings=roundings)
 
 
 def _inner_range(attrs: Attributes) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.ops.codes import Array, Ints, low_bits, values
+from lowbit.ops.codes import Array, low_bits, values
 from lowbit.ops.conv import grouped_product, product_chain, weight_values
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.ties import Attributes, Chain, Reals
@@ -52,7 +52,7 @@ def gemm_chain(attrs: Attributes, *inputs: Array | None) -> Chain:
     """The real result of the node, see :func:`lowbit.ops.conv.product_chain`."""
     depth = attrs["in_features"]
 
-    def product(x: Ints, w: Ints) -> Reals:
+    def product(x: Array, w: Array) -> Reals:
         axis = attrs.get("axis", -1) % x.ndim
         rows = x.reshape(*x.shape[:axis], depth)
         return np.asarray(rows.astype(np.float64) @ w[:, 0].T.astype(np.float64))

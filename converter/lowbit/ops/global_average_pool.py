@@ -54,4 +54,4 @@ def global_average_pool_chain(
     size = np.abs(real).mean(axis=axes, keepdims=keep)
     count = int(np.prod(x.shape[1:-1])) + 4
     error = ulps(count, size, y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(real.mean(axis=axes, keepdims=keep), error, step_of(y_scale))
+    return Chain(real.mean(axis=axes, keepdims=keep), error, step_of(y_scale), size=size)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from lowbit.ops.codes import Array, output_range, saturate, values
-from lowbit.ops.ties import Attributes, Chain, real_values, step_of, ulps
+from lowbit.ops.ties import Attributes, Chain, real_values, rounded_operands, step_of, ulps
 
 
 def low_bit_mat_mul(
@@ -66,4 +67,9 @@ def mat_mul_chain(
     right = right.transpose(attrs["b_perm"]) if attrs.get("b_perm") else right
     size = np.abs(left) @ np.abs(right)
     error = ulps(left.shape[-1] + 3, size, y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(left @ right, error, step_of(y_scale))
+    chain = Chain(left @ right, error, step_of(y_scale), roundings=1)
+
+    def of_rounded_operands() -> list[Chain]:
+        return [replace(chain, value=a @ b) for a, b in rounded_operands(left, right)]
+
+    return replace(chain, of_rounded_operands=of_rounded_operands)

@@ -94,4 +94,6 @@ def normalization_chain(
     product = centred.reshape(x.shape) * factor
     error = off.reshape(x.shape) * np.abs(factor)
     error = error + ulps(4, product, summand, y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(product + summand, error, step_of(y_scale))
+    size = (np.abs(real) + np.abs(mean)) / deviation
+    size = size.reshape(x.shape) * np.abs(factor) + np.abs(summand)
+    return Chain(product + summand, error, step_of(y_scale), size=size)

@@ -230,4 +230,5 @@ def resize_chain(
         drift = drift + blend(size, axis, indices, np.broadcast_to(unsure, weights.shape))
         value, size = blend(value, axis, indices, weights), blend(size, axis, indices, np.abs(weights))
         count += 2 * len(indices)
-    return Chain(value, ulps(count, size, y_scale=y_scale, y_zero_point=y_zero) + drift, step_of(y_scale))
+    error = ulps(count, size, y_scale=y_scale, y_zero_point=y_zero) + drift
+    return Chain(value, error, step_of(y_scale), size=size)

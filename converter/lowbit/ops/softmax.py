@@ -70,4 +70,4 @@ def softmax_chain(
     # sum of a row of them is rounded at every step.
     reach = float(np.max(np.abs(real_values(x, x_scale, x_zero_point)), initial=0.0))
     error = ulps(2 * x.shape[axis] + 24 + 4 * reach, share, y_scale=y_scale, y_zero_point=y_zero_point)
-    return Chain(share, error + ROUNDING, step_of(y_scale))
+    return Chain(share, error + ROUNDING, step_of(y_scale), size=(1 + 2 * reach) * share)

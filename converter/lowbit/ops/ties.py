@@ -5,13 +5,13 @@ ONNX Runtime computes some nodes with another float32 formula than the file's (Q
 within their combined rounding error of a tie. For one node and its inputs, the chain of its op
 (:func:`lowbit.ops.chain`, one beside each definition) gives that real number in float64 and a bound on the
 error of any sensible float32 evaluation: numerics.md's ``(K + 3) * 2^-24 * sum |terms|``, K the number of
-terms added up.
+terms added up. Originals that compute in float16 round every result to it, which is a bound of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ Attributes = Mapping[str, Any]
 
 ROUNDING = 2.0**-24
 """Relative error of one float32 operation."""
+FLOAT16_ROUNDING = 2.0**-11
+"""The same of float16, down to 2^-14."""
 
 
 @dataclass
@@ -33,7 +35,32 @@ class Chain:
     value: Reals
     error: Reals  # bound on |float32 evaluation - value|
     step: Reals | None  # the output's scale; None: a float output
-    extra_steps: Reals | float = 0.0  # more whole steps that an inner rounding may move the result by
+    inner: Chain | None = None  # what is rounded first, so that the result may move by whole steps of that
+    size: Reals | None = None  # what roundings to float16 are relative to; None: the magnitude of the value
+    roundings: int = 3  # to float16, of operands and results
+    of_rounded_operands: Callable[[], list[Chain]] | None = None  # if stated, only results count as roundings
+
+    def in_float16(self) -> Chain:
+        """The same for an original that rounds operands and results to float16, but not what it sums.
+
+        ONNX Runtime leaves out some of these roundings: the error reaches what any of them make.
+        """
+        return self._reaching([] if self.of_rounded_operands is None else self.of_rounded_operands())
+
+    def _reaching(self, others: Sequence[Chain]) -> Chain:
+        size = np.abs(self.value) if self.size is None else self.size
+        rounding = ((1 + FLOAT16_ROUNDING) ** self.roundings - 1) * size
+        apart = [np.zeros_like(self.value), *(np.abs(other.value - self.value) for other in others)]
+        error = self.error + rounding + np.max(apart, axis=0)
+        inner = self.inner and self.inner._reaching([other.inner for other in others if other.inner])
+        return replace(self, error=error, inner=inner)
+
+    def ties_near(self) -> Reals:
+        """How many ties lie within the error of the value."""
+        assert self.step is not None
+        steps, off = self.value / self.step, self.error / self.step
+        count: Reals = np.floor(steps + off - 0.5) - np.ceil(steps - off - 0.5) + 1
+        return count
 
     def explains(self, got: Array, expected: Array) -> npt.NDArray[np.bool_]:
         """Where the difference of two results of this node is one of float rounding near a tie.
@@ -44,12 +71,12 @@ class Chain:
         apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         if self.step is None:
             return apart <= self.error
-        steps, off = self.value / self.step, self.error / self.step
         with np.errstate(invalid="ignore"):  # infinite inputs are near no tie
-            ties = np.floor(steps + off - 0.5) - np.ceil(steps - off - 0.5) + 1
-            near: npt.NDArray[np.bool_] = apart <= ties
-        inner: npt.NDArray[np.bool_] = np.asarray(self.extra_steps > 0)
-        return near | (inner & (apart <= 1 + np.ceil(self.extra_steps))) | np.isnan(self.value)
+            near: npt.NDArray[np.bool_] = apart <= self.ties_near()
+        if self.inner is not None and self.inner.step is not None:
+            moved = self.inner.ties_near() * self.inner.step / self.step
+            near = near | ((moved > 0) & (apart <= 1 + np.ceil(moved)))
+        return near | np.isnan(self.value)
 
 
 @dataclass
@@ -91,6 +118,13 @@ class Count(Chain):
                 near |= distance <= self.error.reshape(channels.shape) + self.between
         explained: npt.NDArray[np.bool_] = (apart <= 1) & near.reshape(apart.shape)
         return explained | np.isnan(self.value)
+
+
+def rounded_operands(left: Reals, right: Reals) -> list[tuple[Reals, Reals]]:
+    """Two operands of which either, or both, are the nearest numbers of float16."""
+    with np.errstate(over="ignore"):
+        a, b = (operand.astype(np.float16).astype(np.float64) for operand in (left, right))
+    return [(a, b), (a, right), (left, b)]
 
 
 def real_values(codes: Array, scale: Array, zero_point: Array) -> Reals:

@@ -67,12 +67,15 @@ enum class Finish : int {
   kCappedIntegersOfTail
 };
 
-// Where codes of some channels are stored besides: in pixels of another tensor (StoreInPlaces).
+// Where codes of some channels are stored besides: in pixels of another tensor (StoreInPlaces). Or the codes that the
+// node's float results become.
 struct PlaceParams {
   uint8_t* y = nullptr;            // where the first pixel has the first of them
   int pixel_bytes = 0;             // from pixel to pixel
   int first = 0, last = 0;         // which ones, the last excluded; multiples of 16
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
+  float scale = 1;                 // of float results, as the three below
+  int zero_point = 0, lo = 0, hi = 0;
 };
 inline constexpr int kMostPlaces = 3;
 
@@ -146,6 +149,9 @@ struct EpilogueParams {
   const float* values = nullptr;
   PlaceParams places[kMostPlaces];
   int place_count = 0;
+  // To float results the numbers of another tensor are added, the sums cut off at these limits.
+  bool adds_floats = false;
+  float sum_min = 0, sum_max = 0;
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;

@@ -556,9 +556,9 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     }
     return;
   }
-  const bool dequantizes_fours = e.kind == static_cast<int>(EpilogueKind::kFloat) && e.w_zero == nullptr &&
-                                 !e.has_residual && e.tail_count == 0 && p.n % 4 == 0;
-  if (dequantizes_fours) {
+  const bool makes_four_floats =
+      !e.quantized_output && e.w_zero == nullptr && !e.has_residual && p.n % 4 == 0;
+  if (makes_four_floats) {
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
@@ -567,11 +567,8 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
         total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      float* const out =
-          static_cast<float*>(p.y) + static_cast<int64_t>(m) * e.out_channels + channel0 + column;
-      *reinterpret_cast<float4*>(out) = make_float4(
-          __fmul_rn(static_cast<float>(total.x), scale.x), __fmul_rn(static_cast<float>(total.y), scale.y),
-          __fmul_rn(static_cast<float>(total.z), scale.z), __fmul_rn(static_cast<float>(total.w), scale.w));
+      FinishFloats<4>(e, p.residual, p.y, m, channel0 + column, {total.x, total.y, total.z, total.w},
+                      {scale.x, scale.y, scale.z, scale.w});
     }
     return;
   }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/conv.h"
+#include "core/elementwise.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/queue.h"
 
@@ -76,6 +77,10 @@ struct ResidualSum {
   CodeGrid residuals, y;
   int32_t lo = 0, hi = 255;  // of y's codes
 };
+// Limits of a float sum.
+struct FloatLimits {
+  float low = 0, high = 0;
+};
 // What a node's codes become before they are stored: float32, or the codes that a table has for their bytes, as
 // LowBitLookup has it; at most one of them. Or, of no node that adds residuals itself, the sum of what stands for their
 // bytes (whose numbers `added` has; then the table is what is stored where the sum is another node's) and residuals.
@@ -83,17 +88,22 @@ struct StoredAs {
   std::optional<CodeGrid> dequantized;
   std::vector<uint8_t> table;        // [256] or empty
   std::optional<ResidualSum> added;  // fits (FitsTableSum)
+  // To the float results of a node without residuals the numbers of another tensor of their dims are added, which takes
+  // the place of residuals.
+  std::optional<FloatLimits> float_sum = std::nullopt;
 };
 // `packed`: what SavePacked gave for the same node; spec.weights may be empty then. Throws Error.
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
                                            std::span<const uint8_t> packed = {}, const StoredAs& stored = {});
 std::vector<uint8_t> SavePacked(const PackedConv& conv);
 
-// Where codes of some channels are stored besides: in pixels of another tensor. Channels are multiples of 16.
+// Where codes of some channels are stored besides: in pixels of another tensor. Channels are multiples of 16. Or the
+// codes that float results become (`rounding`), all channels.
 struct ConvPlace {
   int64_t first = 0, count = 0;    // of the node
   int64_t at = 0, channels = 0;    // where the tensor has the first one, how many it has
   const uint8_t* table = nullptr;  // [256] in the device's memory, which has what is stored for codes' bytes
+  std::optional<Quantizer> rounding = std::nullopt;
 };
 struct ConvPlaces {
   std::vector<ConvPlace> list;  // kMostPlaces (conv_params.h)

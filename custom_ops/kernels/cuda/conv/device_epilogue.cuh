@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/activation.h"
 #include "core/conv.h"
@@ -46,6 +47,11 @@ __device__ __forceinline__ float4 AllFour(float v) { return make_float4(v, v, v,
 
 __device__ __forceinline__ unsigned JoinBytes(unsigned q0, unsigned q1, unsigned q2, unsigned q3) {
   return __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+}
+
+__device__ __forceinline__ float Limited(float v, float low, float high) {
+  v = v < low ? low : v;
+  return v > high ? high : v;
 }
 
 __device__ __forceinline__ float DequantizeCode(int code, float scale, int zero_point) {
@@ -523,36 +529,88 @@ __device__ __forceinline__ int ThresholdCode(const EpilogueParams& e, int acc, i
   return e.base[c] + reached;
 }
 
-__device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int c, float scale,
-                                           int residual) {
-  float v = __fmul_rn(static_cast<float>(acc), scale);
+// The tail of neighbouring channels from `c` on.
+template <int kCount>
+__device__ __forceinline__ void TailValues(const EpilogueParams& e, const int (&acc)[kCount], int c,
+                                           const float (&scale)[kCount], int residual, float (&v)[kCount]) {
+  const auto each = [&](const auto& f) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) v[j] = f(v[j], c + j);
+  };
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) v[j] = __fmul_rn(static_cast<float>(acc[j]), scale[j]);
   for (int i = 0; i < e.tail_count; ++i) {
     switch (static_cast<TailStep>(e.tail[i])) {
       case TailStep::kBias:
-        v = __fadd_rn(v, e.tail_bias[c]);
+        each([&](float x, int channel) { return __fadd_rn(x, e.tail_bias[channel]); });
         break;
       case TailStep::kAffine:
-        v = __fadd_rn(__fmul_rn(v, e.tail_scale[c]), e.tail_shift[c]);
+        each([&](float x, int channel) {
+          return __fadd_rn(__fmul_rn(x, e.tail_scale[channel]), e.tail_shift[channel]);
+        });
         break;
       case TailStep::kResidual:
-        v = __fadd_rn(v, DequantizeCode(residual, e.residual_scale, e.residual_zero_point));
+        each([&](float x, int) {
+          return __fadd_rn(x, DequantizeCode(residual, e.residual_scale, e.residual_zero_point));
+        });
         break;
       case TailStep::kRelu:
-        v = v < 0.0f ? 0.0f : v;
+        each([](float x, int) { return x < 0.0f ? 0.0f : x; });
         break;
       case TailStep::kClip:
-        v = v < e.clip_min ? e.clip_min : v;
-        v = v > e.clip_max ? e.clip_max : v;
+        each([&](float x, int) { return Limited(x, e.clip_min, e.clip_max); });
         break;
       case TailStep::kSilu:
-        v = Silu(v);
+        each([](float x, int) { return Silu(x); });
         break;
       case TailStep::kHardSwish:
-        v = HardSwish(v);
+        each([](float x, int) { return HardSwish(x); });
         break;
     }
   }
-  return v;
+}
+
+__device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int c, float scale,
+                                           int residual) {
+  const int sums[] = {acc};
+  const float scales[] = {scale};
+  float v[1];
+  TailValues(e, sums, c, scales, residual, v);
+  return v[0];
+}
+
+// Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers added,
+// where they are; stored, and rounded to codes. A residual is one of a single result.
+template <int kCount>
+__device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const void* fed, void* y, int64_t pixel,
+                                             int channel, const int (&acc)[kCount],
+                                             const float (&scale)[kCount], int residual = 0) {
+  using Floats = std::conditional_t<kCount == 4, float4, float>;
+  using Bytes = std::conditional_t<kCount == 4, unsigned, uint8_t>;
+  const int64_t index = pixel * e.out_channels + channel;
+  alignas(16) float v[kCount];
+  TailValues(e, acc, channel, scale, residual, v);
+  if (e.adds_floats) {
+    alignas(16) float added[kCount];
+    *reinterpret_cast<Floats*>(added) =
+        *reinterpret_cast<const Floats*>(static_cast<const float*>(fed) + index);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) v[j] = Limited(__fadd_rn(v[j], added[j]), e.sum_min, e.sum_max);
+  }
+#pragma unroll 1
+  for (int i = 0; i < e.place_count; ++i) {
+    const PlaceParams& place = e.places[i];
+    Bytes codes = 0;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int code = RoundToCode(__fdiv_rn(v[j], place.scale), place.zero_point, place.lo, place.hi);
+      codes |= static_cast<Bytes>(static_cast<Bytes>(code & 255) << 8 * j);
+    }
+    *reinterpret_cast<Bytes*>(place.y + pixel * place.pixel_bytes + channel) = codes;
+  }
+  if (y != nullptr) {
+    *reinterpret_cast<Floats*>(static_cast<float*>(y) + index) = *reinterpret_cast<const Floats*>(v);
+  }
 }
 
 __device__ __forceinline__ int ResidualCode(const EpilogueParams& e, const void* residual, int64_t index) {
@@ -609,7 +667,7 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
       if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
-    static_cast<float*>(y)[index] = TailValue(e, acc, channel, scale, r);
+    FinishFloats<1>(e, residual, y, pixel, channel, {acc}, {scale}, r);
   }
 }
 

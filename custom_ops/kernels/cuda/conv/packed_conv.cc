@@ -296,6 +296,13 @@ PackedConv::PackedConv(const ConvSpec& given, const Device& device, std::span<co
   Require(!stored.added || (spec.epilogue.quantized_output && !spec.epilogue.has_residual &&
                             !stored.dequantized && !epilogue_.in_tail && FitsTableSum(*stored.added)),
           "residuals are added behind a convolution that has no use for them");
+  Require(!stored.float_sum || (!spec.epilogue.quantized_output && !spec.epilogue.has_residual),
+          "floats are added behind a convolution that makes none");
+  if (const auto& limits = stored.float_sum) {
+    epilogue_.adds_floats = true;
+    epilogue_.sum_min = limits->low;
+    epilogue_.sum_max = limits->high;
+  }
   Int8Weights weights;
   ChannelConstants channels(static_cast<size_t>(g.out_channels));
   ImageHeader header;

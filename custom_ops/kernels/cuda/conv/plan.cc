@@ -31,6 +31,11 @@ class ConvPlan {
       p.first = static_cast<int>(place.first);
       p.last = static_cast<int>(place.first + place.count);
       p.table = place.table;
+      if (!place.rounding) continue;
+      p.scale = place.rounding->scale;
+      p.zero_point = place.rounding->zero_point;
+      p.lo = place.rounding->lo;
+      p.hi = place.rounding->hi;
     }
     if (!traits_.has_passes) return;
     const auto reserve = [&](int64_t bytes) {
@@ -142,15 +147,17 @@ void RequireSize(const PackedConv& conv, const ConvShape& shape) {
 void RequirePlaces(const PackedConv& conv, const ConvShape& shape, const ConvPlaces& places) {
   Require(places.list.size() <= kMostPlaces && (places.keeps_output || !places.list.empty()),
           "a convolution stores codes in ", places.list.size(), " places, expected at most ", kMostPlaces);
+  const int64_t out_channels = conv.Geometry().out_channels;
+  const bool has_codes = conv.EpilogueOf().quantized_output;
   for (const ConvPlace& place : places.list) {
+    const bool is_whole = place.first == 0 && place.at == 0 && place.count == out_channels &&
+                          place.channels == out_channels && place.table == nullptr;
     const bool fits = place.first >= 0 && place.count > 0 && place.at >= 0 &&
-                      place.first + place.count <= conv.Geometry().out_channels &&
-                      place.at + place.count <= place.channels &&
+                      place.first + place.count <= out_channels && place.at + place.count <= place.channels &&
                       (place.first | place.count | place.at | place.channels) % 16 == 0 &&
-                      shape.OutPixels() * place.channels <= kMaxBytes;
-    Require(fits && conv.EpilogueOf().quantized_output && !conv.EpilogueOf().dequantizes, "channels from ",
-            place.first, " on, ", place.count, " of them, have no place in ", place.channels, " from ",
-            place.at, " on");
+                      shape.OutPixels() * place.channels <= kMaxBytes && !conv.EpilogueOf().dequantizes;
+    Require(has_codes ? fits && !place.rounding : is_whole && place.rounding, "channels from ", place.first,
+            " on, ", place.count, " of them, have no place in ", place.channels, " from ", place.at, " on");
   }
 }
 
@@ -185,7 +192,7 @@ std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const Packed
   return MakePlan(std::move(conv), shape, plain,
                   [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
                     EpilogueParams& e = p.epilogue;
-                    e.has_residual = e.adds_behind_tail = false;
+                    e.has_residual = e.adds_behind_tail = e.adds_floats = false;
                     e.values = nullptr;
                     e.y_scale = e.first_scale;
                     e.y_zero_point = e.zero_point;

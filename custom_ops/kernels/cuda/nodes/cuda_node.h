@@ -148,6 +148,14 @@ bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const Binar
 std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
                                          const BinaryNode& add, bool made_first, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
+// A product to float32 without residuals, the addition that alone reads it, and the Relu or Clip that alone reads the
+// sum, if any. Fed: what the product reads, the other tensor. Where that has other dims than the product makes, they are
+// two kernels or three.
+bool FusesFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
+                   const std::optional<UnaryOp>& activation);
+std::unique_ptr<PackedNode> PackFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
+                                         const std::optional<UnaryOp>& activation, const Device& device,
+                                         ConvChooser choose, std::span<const uint8_t> packed = {});
 // A squeeze-and-excitation block, each node the only reader of the one before. Fed: what is averaged, what is
 // multiplied. At each shape they are one kernel or, as ever, a launch or two for each but the tables.
 struct GateNodes {

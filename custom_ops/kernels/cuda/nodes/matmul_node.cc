@@ -71,8 +71,8 @@ class PackedMatmul final : public PackedNode {
                std::span<const uint8_t> packed, const StoredAs& stored = {})
       : geometry_(node.conv.geometry),
         layout_(node.layout),
-        has_residual_(node.conv.epilogue.has_residual || stored.added),
-        is_link_(!stored.added),
+        has_residual_(node.conv.epilogue.has_residual || stored.added || stored.float_sum),
+        is_link_(!stored.added && !stored.float_sum),
         choose_(std::move(choose)),
         conv_(PackConv(node.conv, device, packed, stored)) {}
 
@@ -96,8 +96,8 @@ class PackedMatmul final : public PackedNode {
   }
   bool MayStore(Shapes, std::span<const ChannelMove> moves) const override {
     const EpilogueParams& e = conv_->EpilogueOf();
-    return e.quantized_output && !e.dequantizes && conv_->Geometry().out_channels % 16 == 0 &&
-           StoredChannels::Fit(moves);
+    if (!e.quantized_output) return StoredChannels::FitFloats(moves);
+    return !e.dequantizes && conv_->Geometry().out_channels % 16 == 0 && StoredChannels::Fit(moves);
   }
   PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
     auto storing = std::make_unique<PackedMatmul>(*this);
@@ -176,6 +176,65 @@ class PackedConvAdd final : public PackedNode {
   PackedNodePtr add_;
 };
 
+// Shapes need only the geometry.
+NodeSpec WithoutWeights(MatmulNode node) {
+  std::vector<uint8_t>().swap(node.conv.weights);
+  return node;
+}
+
+// A product, the addition of its float results and another tensor, and what cuts off the sums.
+class PackedFloatSum final : public PackedNode {
+ public:
+  PackedFloatSum(const MatmulNode& product, const std::optional<UnaryOp>& activation, const Device& device,
+                 ConvChooser choose, std::span<const uint8_t> packed)
+      : product_(WithoutWeights(product)),
+        fused_(product, device, std::move(choose), packed, StoredAs{{}, {}, {}, LimitsOf(activation)}),
+        add_(PackStandard(FloatBinaryOp{}, device, FloatPrecision::kFloat32)) {
+    if (activation) activation_ = PackStandard(*activation, device, FloatPrecision::kFloat32);
+  }
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    Require(fed.size() == 2, "a product and an addition were fed ", fed.size(), " tensors, expected 2");
+    const TensorShape made = OutputOf(product_, fed.first(1));
+    if (made.dims == fed[1].dims) return fused_.Plan(fed, y);
+    const TensorShape terms[] = {fed[1], made};
+    const NodePlanPtr product = PlanOf(PlanWithoutResidual(fused_.Conv(), fused_.ShapeOf(fed[0])), false),
+                      sum = PlanInTurn(product, add_->Plan(terms, y), BytesOf(made));
+    if (activation_ == nullptr) return sum;
+    const NodePlanPtr last = activation_->Plan(std::span(&y, 1), y);
+    const auto launch = [sum, last](const Run& run) {
+      sum->Launch(run.fed, run.y, run.workspace, run.queue);
+      last->Launch(std::array<const void*, 1>{run.y}, run.y, run.workspace, run.queue);
+    };
+    return MakePlan(sum->Text() + " + " + last->Text(), launch,
+                    std::max(sum->WorkspaceBytes(), last->WorkspaceBytes()));
+  }
+  std::optional<size_t> Overwrites() const override { return fused_.Overwrites(); }
+  bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
+    return fed.size() == 2 && OutputOf(product_, fed.first(1)).dims == fed[1].dims &&
+           fused_.MayStore(fed, moves);
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    return fused_.Storing(moves, keeps_output);
+  }
+  std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
+
+ private:
+  static int64_t BytesOf(const TensorShape& floats) {
+    return ElementCount(floats.dims) * static_cast<int64_t>(sizeof(float));
+  }
+  static FloatLimits LimitsOf(const std::optional<UnaryOp>& activation) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    if (!activation) return {-kInfinity, kInfinity};
+    return activation->kind == UnaryKind::kRelu ? FloatLimits{0, kInfinity}
+                                                : FloatLimits{activation->a, activation->b};
+  }
+
+  NodeSpec product_;  // shapes need only the geometry
+  PackedMatmul fused_;
+  PackedNodePtr add_, activation_;  // for sums that broadcast; the latter null where there is none
+};
+
 // What two nodes packed: how many bytes the first one, those, the second's.
 std::vector<uint8_t> Joined(const PackedMatmul& a, const PackedMatmul& b) {
   const std::vector<uint8_t> first = a.Packed(), second = b.Packed();
@@ -196,12 +255,6 @@ std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
           " bytes, the first of them ", first_bytes, "; compile the model again");
   const auto count = static_cast<size_t>(first_bytes);
   return is_first ? both.first(count) : both.subspan(count);
-}
-
-// Shapes need only the geometry.
-NodeSpec WithoutWeights(MatmulNode node) {
-  std::vector<uint8_t>().swap(node.conv.weights);
-  return node;
 }
 
 class PackedGate final : public PackedNode {
@@ -488,6 +541,21 @@ PackedNodePtr PackTableSum(const MatmulNode& conv, const LookupNode* lookup, con
                                          StoredAs{{},
                                                   lookup != nullptr ? lookup->table : std::vector<uint8_t>(),
                                                   TableSumOf(lookup, add, made_first)});
+}
+
+bool FusesFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
+                   const std::optional<UnaryOp>& activation) {
+  const Epilogue& e = product.conv.epilogue;
+  return product.layout.spatial < 3 && !e.quantized_output && !e.has_residual &&
+         add.kind == FloatBinaryKind::kAdd &&
+         (!activation || activation->kind == UnaryKind::kRelu || activation->kind == UnaryKind::kClip);
+}
+
+PackedNodePtr PackFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
+                           const std::optional<UnaryOp>& activation, const Device& device, ConvChooser choose,
+                           std::span<const uint8_t> packed) {
+  Require(FusesFloatSum(product, add, activation), "a product and an addition that do not fit each other");
+  return std::make_unique<PackedFloatSum>(product, activation, device, std::move(choose), packed);
 }
 
 PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,

@@ -147,14 +147,20 @@ StoredChannels::StoredChannels(std::span<const ChannelMove> moves, bool keeps_ou
   size_t at = 0;
   for (const ChannelMove& move : moves) {
     const uint8_t* const table = move.table.empty() ? nullptr : tables_->At(at);
-    places_.list.push_back({move.first, move.count, move.at, move.channels, table});
+    places_.list.push_back({move.first, move.count, move.at, move.channels, table, move.rounding});
     at += move.table.size();
   }
 }
 
 bool StoredChannels::Fit(std::span<const ChannelMove> moves) {
   return moves.size() <= kMostPlaces && std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
-           return (move.first | move.count | move.at | move.channels) % 16 == 0;
+           return (move.first | move.count | move.at | move.channels) % 16 == 0 && !move.rounding;
+         });
+}
+
+bool StoredChannels::FitFloats(std::span<const ChannelMove> moves) {
+  return moves.size() <= kMostPlaces && std::all_of(moves.begin(), moves.end(), [](const ChannelMove& move) {
+           return move.rounding.has_value();
          });
 }
 
@@ -164,7 +170,7 @@ std::string StoredChannels::Text() const {
   for (const ConvPlace& place : places_.list) {
     text += " " + std::to_string(place.first) + "+" + std::to_string(place.count) + ">" +
             std::to_string(place.at) + "/" + std::to_string(place.channels) +
-            (place.table != nullptr ? "t" : "");
+            (place.table != nullptr ? "t" : "") + (place.rounding ? "r" : "");
   }
   return text;
 }

@@ -224,6 +224,8 @@ class StoredChannels {
 
   // Whether kernels can store them so.
   static bool Fit(std::span<const ChannelMove> moves);
+  // Whether those that make floats can round them so besides.
+  static bool FitFloats(std::span<const ChannelMove> moves);
   size_t Count() const { return places_.list.size(); }
   const ConvPlaces& Where() const { return places_; }
   const std::shared_ptr<const DeviceMemory>& Tables() const { return tables_; }

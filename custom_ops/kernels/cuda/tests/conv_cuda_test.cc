@@ -740,9 +740,26 @@ class Places {
         tensor[static_cast<size_t>(pixel * place.channels + place.at + channel)] =
             table.empty() ? codes[k] : table[codes[k]];
       }
-      memory_.push_back(std::make_unique<DeviceBuffer>(tensor.size()));
-      tensors_.push_back(memory_.back()->Get());
-      where_.list.push_back(place);
+      Add(place);
+    }
+  }
+  // What float results become on grids.
+  Places(Generator& generator, int64_t channels, std::span<const float> values) {
+    where_.keeps_output = generator.Coin();
+    for (int64_t i = generator.Int(1, cuda::kMostPlaces); i > 0; --i) {
+      const bool is_signed = generator.Coin();
+      const int32_t lo = is_signed ? -128 : 0;
+      const Quantizer grid{true,
+                           generator.Real(0.01f, 1.0f),
+                           static_cast<int32_t>(generator.Int(-90, 90)),
+                           lo + 3,
+                           lo + 250,
+                           is_signed};
+      std::vector<uint8_t>& tensor = expected_.emplace_back();
+      for (const float v : values)
+        tensor.push_back(
+            static_cast<uint8_t>(QuantizeCode(v, grid.scale, grid.zero_point, grid.lo, grid.hi)));
+      Add({0, channels, 0, channels, nullptr, grid});
     }
   }
 
@@ -763,6 +780,12 @@ class Places {
   }
 
  private:
+  void Add(const cuda::ConvPlace& place) {
+    memory_.push_back(std::make_unique<DeviceBuffer>(expected_.back().size()));
+    tensors_.push_back(memory_.back()->Get());
+    where_.list.push_back(place);
+  }
+
   cuda::ConvPlaces where_;
   std::vector<std::unique_ptr<DeviceBuffer>> tables_, memory_;
   std::vector<std::vector<uint8_t>> expected_;
@@ -811,6 +834,20 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
       for (uint8_t& code : expected) code = stored.table[code];
     }
   }
+  std::vector<float> results(spec.epilogue.quantized_output ? 0 : expected.size() / 4);
+  std::memcpy(results.data(), expected.data(), results.size() * 4);
+  if (!results.empty() && !spec.epilogue.has_residual && generator.Coin()) {
+    const float low = generator.Coin() ? 0.0f : -std::numeric_limits<float>::infinity();
+    stored.float_sum = cuda::FloatLimits{low, generator.Real(0.5f, 100.0f)};
+    std::vector<float> added(results.size());
+    for (size_t i = 0; i < added.size(); ++i) {
+      added[i] = generator.Real(-3.0f, 3.0f);
+      results[i] = std::min(std::max(results[i] + added[i], low), stored.float_sum->high);
+    }
+    residual.resize(expected.size());
+    std::memcpy(residual.data(), added.data(), residual.size());
+    std::memcpy(expected.data(), results.data(), expected.size());
+  }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
 
@@ -823,6 +860,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   Places places;
   if (spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 && generator.Coin(0.3))
     places = Places(generator, g.out_channels, expected);
+  if (!results.empty() && generator.Coin(0.3)) places = Places(generator, g.out_channels, results);
   std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s, !places.Where().list.empty());
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   if (configs.size() > most) {
