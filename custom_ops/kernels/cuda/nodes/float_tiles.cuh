@@ -329,74 +329,86 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     sums.Finish();
   }
 
-  // fn(places in the tile, four outputs side by side from each on), four at a time.
-  using Places = int[4];
-  using Outputs = Fours[4];
-  const auto for_fours = [&](const auto& fn) {
-#pragma unroll
-    for (int i = 0; i < kFoursDown; ++i) {
-#pragma unroll
-      for (int j = 0; j < kFoursAcross; ++j) {
-        const int at_row = sums.row + i * T::kRowStep, at_column = sums.column + j * T::kColumnStep;
-        Places places;
-        Outputs fours;
-#pragma unroll
-        for (int line = 0; line < 4; ++line) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            fours[line].v[e] =
-                kStoresColumns<Column> ? sums.At(4 * i + e, 4 * j + line) : sums.At(4 * i + line, 4 * j + e);
-          }
-          places[line] = kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
-                                                : (at_row + line) * T::kColumns + at_column;
-        }
-        fn(places, fours);
-      }
-    }
+  // A thread's squares of four by four outputs, each as four lines of four side by side: where in the tile a line
+  // begins, and the four.
+  constexpr int kSquares = kFoursDown * kFoursAcross;
+  const auto place_of = [&](int square, int line) {
+    const int at_row = sums.row + square / kFoursAcross * T::kRowStep;
+    const int at_column = sums.column + square % kFoursAcross * T::kColumnStep;
+    return kStoresColumns<Column> ? (at_column + line) * T::kRows + at_row
+                                  : (at_row + line) * T::kColumns + at_column;
   };
-  float* const y = p.y + slice * p.slice_stride;
+  const auto four_of = [&](int square, int line) {
+    const int i = square / kFoursAcross * 4, j = square % kFoursAcross * 4;
+    Fours four;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      four.v[e] = kStoresColumns<Column> ? sums.At(i + e, j + line) : sums.At(i + line, j + e);
+    return four;
+  };
   const auto row_of = [&](int place) {
     return i0 + (kStoresColumns<Column> ? place % T::kRows : place / T::kColumns);
   };
   const auto column_of = [&](int place) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
-  // Residuals come together: the compiler moves none of them across a store, since y may lie where they do.
-  const auto store = [&](const Places& places, const Outputs& fours) {
-    Outputs residuals;
+  float* const y = p.y + slice * p.slice_stride;
+  // Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load across a store,
+  // since y may lie where they do.
+  if (!p.in_cluster) {
+    constexpr int kAhead = kIsAsync<T> ? 1 : 0;
+    Fours residuals[2][4];
+    const auto load = [&](int square) {
 #pragma unroll
-    for (int line = 0; line < 4; ++line)
-      residuals[line] = LoadResiduals<Column>(p, group, row_of(places[line]), column_of(places[line]));
+      for (int line = 0; line < 4; ++line) {
+        const int place = place_of(square, line);
+        residuals[square % 2][line] = LoadResiduals<Column>(p, group, row_of(place), column_of(place));
+      }
+    };
+    if (kAhead > 0) load(0);
 #pragma unroll
-    for (int line = 0; line < 4; ++line)
-      StoreFours<Column>(p, y, group, row_of(places[line]), column_of(places[line]), fours[line],
-                         residuals[line]);
-  };
-  if (!p.in_cluster) return for_fours(store);
+    for (int square = 0; square < kSquares; ++square) {
+      if (square + kAhead < kSquares) load(square + kAhead);
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        const int place = place_of(square, line);
+        StoreFours<Column>(p, y, group, row_of(place), column_of(place), four_of(square, line),
+                           residuals[square % 2][line]);
+      }
+    }
+    return;
+  }
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
   const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
-  for_fours([&](const Places& places, const Outputs& fours) {
+#pragma unroll
+  for (int square = 0; square < kSquares; ++square) {
 #pragma unroll
     for (int line = 0; line < 4; ++line) {
-      const int owner = places[line] >> part_bits, in_part = places[line] - owner * part;
-      const auto& v = fours[line].v;
-      const int4 words = {__float_as_int(v[0]), __float_as_int(v[1]), __float_as_int(v[2]),
-                          __float_as_int(v[3])};
+      const int place = place_of(square, line), owner = place >> part_bits, in_part = place - owner * part;
+      const Fours four = four_of(square, line);
+      const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
+                          __float_as_int(four.v[3])};
       StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
-  });
+  }
+  const auto residuals_at = [&](int at) {
+    const int place = slice * part + at;
+    return at < part ? LoadResiduals<Column>(p, group, row_of(place), column_of(place)) : Fours{};
+  };
+  Fours residuals = residuals_at(4 * tid);
   WaitBarrier(SharedAddress(&exchange), 0);
   for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
+    const Fours next = residuals_at(at + 4 * T::kBlock);
     const auto load = [&](int s) {
       const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
       return Fours{{v.x, v.y, v.z, v.w}};
     };
-    const int place = slice * part + at, i = row_of(place), j = column_of(place);
-    const Fours residuals = LoadResiduals<Column>(p, group, i, j);
-    StoreFours<Column>(p, y, group, i, j, AddSlices(p.slices, load), residuals);
+    const int place = slice * part + at;
+    StoreFours<Column>(p, y, group, row_of(place), column_of(place), AddSlices(p.slices, load), residuals);
+    residuals = next;
   }
 }
 
