@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 @click.option("--all", "all_regions", is_flag=True, help="Convert also what gains nothing on a CPU.")
 @click.option("--widen-float16", is_flag=True, help="Compute in float32 what MODEL computes in float16.")
 @input_quant_option
+@click.option(
+    "--preprocess",
+    metavar="SPEC",
+    help="Take pictures of any size, uint8 [N, H, W, 3], and prepare them: raw, imagenet or KEY=VALUE,..",
+)
 @report_option
 @overwrite_option
 def command(
@@ -48,6 +53,7 @@ def command(
     all_regions: bool,
     widen_float16: bool,
     input_quant: tuple[str, ...],
+    preprocess: str | None,
     report_file: Path | None,
     overwrite: bool,
 ) -> None:
@@ -74,6 +80,7 @@ def command(
             all_regions=all_regions,
             input_quant=input_quant,
             widen_float16=widen_float16,
+            preprocess=preprocess,
             overwrite=overwrite,
         )
     summary = written_model(model, output, result.report)
