@@ -112,5 +112,5 @@ def test_what_cannot_be_is_one_clear_error(model, spec, error, message) -> None:
 
 def test_pictures_smaller_than_the_crop_are_an_error_of_the_run() -> None:
     session = lowbit.session(lowbit.convert(qdq_conv(), preprocess="crop=8"))
-    with pytest.raises(Exception, match="a picture of 7x9 is smaller than the crop of 8x8; resize it to no less"):
+    with pytest.raises(Exception, match="the crop of 8x8 is larger than the picture, which is 7x9; resize it to no less"):
         session.run(None, {"x": np.zeros((1, 7, 9, 3), np.uint8)})

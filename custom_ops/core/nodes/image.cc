@@ -146,9 +146,9 @@ ImageNode::Placement ImageNode::PlacementOf(const Size& picture) const {
     }
   }
   if (crop) {
-    Require(out.resized.height >= crop->height && out.resized.width >= crop->width, "a picture of ",
-            out.resized.height, "x", out.resized.width, " is smaller than the crop of ", crop->height, "x",
-            crop->width, "; resize it to no less");
+    Require(out.resized.height >= crop->height && out.resized.width >= crop->width, "the crop of ", crop->height,
+            "x", crop->width, " is larger than the picture, which is ", out.resized.height, "x",
+            out.resized.width, "; resize it to no less");
     out.output = *crop;
     out.top = -RoundedHalf(out.resized.height - crop->height);
     out.left = -RoundedHalf(out.resized.width - crop->width);
