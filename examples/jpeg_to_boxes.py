@@ -2,11 +2,11 @@
 
 python examples/jpeg_to_boxes.py yunet_qdq.onnx photo.jpg other.jpg ...
 
-Pillow decodes, in threads. The model takes uint8 pixels [1, height, width, 3] of any size, so that all the rest
-runs in one session, on its device: `lowbit.convert(.., preprocess=..)` puts the steps in front of the network into
-its first node. Those behind it are ONNX operators, written as text below; another detector needs another text.
-Prints the boxes, and the milliseconds of each stage in a session of its own, or with Pillow, beside those of the one
-model.
+Pillow decodes, in threads. The model takes uint8 pixels [1, height, width, 3] of any size, so that all the
+rest runs in one session, on its device: `lowbit.convert(.., preprocess=..)` puts the steps in front of the
+network into its first node. Those behind it are ONNX operators, written as text below; another detector
+needs another text. Prints the boxes, and the milliseconds of each stage in a session of its own, or with
+Pillow, beside those of the one model.
 """
 
 import sys
@@ -23,8 +23,8 @@ from PIL import Image
 
 SIZE, STRIDES = 320, (8, 16, 32)
 GREY = 127
-# The longer side becomes SIZE, and grey fills the square. The network takes BGR as it is; one that takes RGB, or wants
-# a mean and a deviation, has other keys.
+# The longer side becomes SIZE, and grey fills the square. The network takes BGR as it is; one that takes
+# RGB, or wants a mean and a deviation, has other keys.
 PREPROCESS = f"letterbox={SIZE},place=corner,fill={GREY},order=bgr"
 HEADER = '<ir_version: 10, opset_import: ["": 18]>'
 
@@ -33,7 +33,8 @@ HEADER = '<ir_version: 10, opset_import: ["": 18]>'
 BEHIND = f"""{HEADER}
 behind (float[1, n8, 1] cls_8, float[1, n16, 1] cls_16, float[1, n32, 1] cls_32,
         float[1, n8, 1] obj_8, float[1, n16, 1] obj_16, float[1, n32, 1] obj_32,
-        float[1, n8, 4] bbox_8, float[1, n16, 4] bbox_16, float[1, n32, 4] bbox_32) => (float[faces, 4] boxes, float[faces] scores)
+        float[1, n8, 4] bbox_8, float[1, n16, 4] bbox_16, float[1, n32, 4] bbox_32)
+       => (float[faces, 4] boxes, float[faces] scores)
 <int64 most = {{1000}}, float overlap = {{0.45}}, float least = {{0.6}}, float half = {{0.5}},
  int64 box = {{2}}, int64[1] single = {{0}}>
 {{
@@ -65,7 +66,7 @@ Timed = tuple[list[Any], float]
 
 
 def behind() -> onnx.ModelProto:
-    """The network's outputs to boxes [faces, 4] (left, top, right, bottom) in its pixels, and their scores."""
+    """The network's outputs to boxes [faces, 4] (left, top, right, bottom) in its pixels, and scores."""
     model = parser.parse_model(BEHIND)
     cells = [np.indices([SIZE // s] * 2)[::-1].reshape(2, -1).T for s in STRIDES]
     strides = [np.full([len(each), 1], s) for each, s in zip(cells, STRIDES, strict=True)]

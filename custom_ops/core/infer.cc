@@ -301,7 +301,9 @@ Shape InferImage(const Node& node) {
     y = *node.X();
   }
   y[3] = {sizes.Channels(), {}};
-  std::optional<ImageNode::Size> output = sizes.crop ? sizes.crop : sizes.letterbox ? sizes.letterbox : sizes.exact;
+  std::optional<ImageNode::Size> output = sizes.crop        ? sizes.crop
+                                          : sizes.letterbox ? sizes.letterbox
+                                                            : sizes.exact;
   if (y[1].value && y[2].value) output = sizes.PlacementOf({*y[1].value, *y[2].value}).output;
   if (output) {
     y[1] = {output->height, {}};

@@ -167,8 +167,8 @@ struct ImageNode {
   struct Size {
     int64_t height = 0, width = 0;
   };
-  // Where a picture of some size goes: it is resized, and its first pixel becomes the one at (top, left) of the output,
-  // which lies outside of it where a crop cuts pixels off.
+  // Where a picture of some size goes: it is resized, and its first pixel becomes the one at (top, left) of
+  // the output, which lies outside of it where a crop cuts pixels off.
   struct Placement {
     Size picture, resized, output;
     int64_t top = 0, left = 0;
@@ -179,7 +179,8 @@ struct ImageNode {
       return gone > 0 && gone > 2 * (picture.width - resized.width);
     }
   };
-  // Along one side, the weighted sum of pixels that each of several output pixels is, in units of 2^-kWeightBits.
+  // Along one side, the weighted sum of pixels that each of several output pixels is; a weight of 1 is
+  // 2^kWeightBits.
   struct Taps {
     int64_t most = 0;  // taps of a pixel, at most; each has that many weights, the last ones 0
     std::vector<int32_t> first, count, weights;

@@ -1,10 +1,10 @@
 // How regions are found.
 //
-// 1. Nodes that the back end runs, and reshapes, are "claimed". (One that is to be a region of its own counts as
-//    not claimed here and in 2.) Every claimed node gets a depth: how many
-//    times a path that leads to it has to leave the claimed nodes and come back. Along a path the depth never
-//    falls, and it rises on the way through a node that is not claimed. So no path leaves a set of claimed
-//    nodes of equal depth and comes back, and those that hang together are convex regions.
+// 1. Nodes that the back end runs, and reshapes, are "claimed". (One that has to be a region of its own
+//    counts as not claimed in 1 and 2.) Every claimed node gets a depth: how many times a path that leads to it has
+//    to leave the claimed nodes and come back. Along a path the depth never falls, and it rises on the way
+//    through a node that is not claimed. So no path leaves a set of claimed nodes of equal depth and comes
+//    back, and those that hang together are convex regions.
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
 //    long one). Neighbours are merged wherever no other path leads from one to the other.
 // 3. Regions without a lowbit node are given up unless the back end wants them, regions that nobody reads from, and reshapes at a region's
@@ -131,8 +131,8 @@ class Partitioner {
     }
   }
 
-  // Whether a node may share a region. One that pictures of ever new sizes are fed, of which it makes some of one size,
-  // is a region of its own: a new size is then planned for it alone, and not for the whole network.
+  // Whether a node may share a region. One that is fed pictures of ever new sizes, of which it makes some of
+  // one size, is a region of its own: a new size is then planned for it alone, and not for the whole network.
   bool IsJoined(size_t n) const { return IsClaimed(n) && graph_.nodes[n].op != "LowBitImage"; }
 
   void JoinEqualDepths() {

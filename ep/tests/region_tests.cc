@@ -1316,7 +1316,8 @@ bool IsPicture(const Graph& graph, const std::vector<size_t>& region) {
   return graph.nodes[region[0]].op == "LowBitImage";
 }
 
-// Whether two regions that an edge joins, and that need not stand alone, could be one without a path that leaves it and comes back.
+// Whether two regions that an edge joins, and that need not stand alone, could be one without a path that
+// leaves it and comes back.
 bool CanMerge(const Graph& graph, const Partition& partition) {
   for (size_t a = 0; a < partition.regions.size(); ++a) {
     for (size_t b = 0; b < partition.regions.size(); ++b) {

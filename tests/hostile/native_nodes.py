@@ -265,7 +265,8 @@ def depth_to_space(**attributes: Any) -> Node:
 def image(**attributes: Any) -> Node:
     constants = {"table": np.arange(256, dtype=np.uint8)}
     feeds = {"x": np.ones((1, 6, 9, 3), np.uint8)}
-    return Node("LowBitImage", ["x", "table"], {"resize": [4], "crop": [3, 4], **attributes}, constants, feeds)
+    sizes = {"resize": [4], "crop": [3, 4]}
+    return Node("LowBitImage", ["x", "table"], {**sizes, **attributes}, constants, feeds)
 
 
 def quantize() -> Node:

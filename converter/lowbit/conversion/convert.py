@@ -16,8 +16,8 @@ from onnx_ir.passes.common import (
 )
 
 from lowbit.conversion.attempts import Attempt, Staying, convert_what_holds
-from lowbit.conversion.picture_input import take_pictures
 from lowbit.conversion.check import check_converted
+from lowbit.conversion.picture_input import take_pictures
 from lowbit.errors import ModelError, UnsupportedError
 from lowbit.frontends import qdq, qonnx, qoperator, quark
 from lowbit.frontends.input_quant import InputQuant, parse_input_quant, quantize_inputs
@@ -51,8 +51,8 @@ def convert(
 
     What cannot be computed exactly stays as it was and is listed in the report with its reason. So does what
     fails: where a rule or the check of the result does, the nodes around the failure stay, with a warning.
-    The input is never modified; names, order, types and symbolic dims of the model's inputs and outputs stay, but
-    for an input that ``preprocess`` is about.
+    The input is never modified; names, order, types and symbolic dims of the model's inputs and outputs stay,
+    but for the input that ``preprocess`` is about.
 
     Args:
         model: a file or a proto in one of the forms that README.md lists.
@@ -68,9 +68,9 @@ def convert(
             ``[NAME:]scale=1/255,bits=8,unsigned``. The model then rounds what it is fed.
         widen_float16: compute in float32 what the model computes in float16, so that its convolutions become
             integer ones. Numbers change: they are those of the same model in float32.
-        preprocess: how pictures become the model's one input, a spec as ``--preprocess`` takes it. The model then
-            takes pictures, uint8 [N, height, width, 3] (RGB) of any size, and prepares them in its first node,
-            which gives the bits that Pillow gives.
+        preprocess: how pictures become the model's one input, a spec as ``--preprocess`` takes it. The model
+            then takes pictures, uint8 [N, height, width, 3] (RGB) of any size, and prepares them in its first
+            node, which gives the bits that Pillow gives.
         overwrite: replace ``output`` if it exists.
         verify: check, load and run the result against the definitions of its ops.
 
@@ -81,7 +81,8 @@ def convert(
         ModelError: if the input cannot be read, or ONNX Runtime refuses it and its conversion.
         UnsupportedError: if ``strict`` finds a node left in float.
         OutputError: if the output cannot be written.
-        LowBitError: if ``preprocess`` is no spec or does not fit the model's input; if there is no ONNX Runtime, which computes tables of functions and checks the result.
+        LowBitError: if ``preprocess`` is no spec or does not fit the model's input; if there is no ONNX
+            Runtime, which computes tables of functions and checks the result.
     """
     require_onnxruntime()
     stated = [input_quant] if isinstance(input_quant, str) else list(input_quant)

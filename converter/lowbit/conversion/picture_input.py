@@ -1,8 +1,8 @@
 """Preprocessing as the first node of a converted model: pictures of any size in, codes out, on its device.
 
-Behind the resizing a pixel is a byte, so that all that follows, to the codes of the input's quantizer, is one table for
-each channel. It is filled by the very steps that the commands take when they prepare an image, and by the definition of
-the quantizer's node: the network is fed the same codes either way.
+Behind the resizing a pixel is a byte, so that all that follows, to the codes of the input's quantizer, is
+one table for each channel. It is filled by the very steps that the commands take when they prepare an
+image, and by the definition of the quantizer's node: the network is fed the same codes either way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def take_pictures(proto: onnx.ModelProto, text: str, report: Report) -> None:
     """
     if is_function(text):
         raise LowBitError(
-            f"--preprocess {text}: a function cannot become a node of the model; give a spec, such as imagenet"
+            f"--preprocess {text}: a function cannot become a node of the model; give a spec, such as "
+            "imagenet"
         )
     inputs = model_inputs(proto)
     spec = spec_for(text, inputs)
@@ -82,7 +83,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _makes_codes(node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any]) -> bool:
-    """Whether a node makes codes, channels last, of the input: of floats by rounding, of codes by moving them."""
+    """Whether a node makes codes, channels last, of the input: it rounds floats, or moves codes."""
     moves = spec.layout == "nchw"
     if np.issubdtype(dtype, np.integer):
         perm = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"]
@@ -101,8 +102,8 @@ def _check_size(spec: Spec, name: str, dims: Sequence[int | None] | None) -> Non
     ):
         sizes = "images of many sizes" if made is None else f"images of {made[0]}x{made[1]}"
         raise LowBitError(
-            f"--preprocess: makes {sizes}, input '{name}' takes {wanted[0]}x{wanted[1]}; add crop= or letterbox=, "
-            "or resize=HEIGHTxWIDTH"
+            f"--preprocess: makes {sizes}, input '{name}' takes {wanted[0]}x{wanted[1]}; add crop= or "
+            "letterbox=, or resize=HEIGHTxWIDTH"
         )
     if spec.crop is None or spec.resize is None:
         return
@@ -115,7 +116,11 @@ def _check_size(spec: Spec, name: str, dims: Sequence[int | None] | None) -> Non
 
 
 def _replace(
-    graph: onnx.GraphProto, node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any], constants: dict[str, Array]
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    spec: Spec,
+    dtype: np.dtype[Any],
+    constants: dict[str, Array],
 ) -> None:
     """A LowBitImage in place of a node that makes codes of the input."""
     codes = _codes(node, spec, dtype, constants)
@@ -148,12 +153,13 @@ def _codes(
     ramp = np.arange(256, dtype=np.uint8)[None]
     picture = ramp if spec.order == "gray" else np.repeat(ramp[..., None], 3, axis=2)
     plain = replace(spec, resize=None, letterbox=None, crop=None, layout="nhwc")
-    values = Steps(plain, "", dtype)(picture, "--preprocess: a pixel")[""]
+    values: Array = Steps(plain, "", dtype)(picture, "--preprocess: a pixel")[""]
     if node.op_type == "LowBitQuantize":
         quantizer = [values[None], *(constants[name] for name in node.input[1:])]
         attributes = attributes_of(node) | {"to_channels_last": 0}
         values = ops.evaluate("LowBitQuantize", attributes, quantizer)[0]
-    return values[0]
+    codes: Array = values[0]
+    return codes
 
 
 def _drop_unread(graph: onnx.GraphProto, names: set[str]) -> None:

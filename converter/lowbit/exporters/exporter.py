@@ -105,8 +105,8 @@ class Exporter(Writer, ABC):
         pictures = [node.name for node in lowbit_nodes if node.op_type == "LowBitImage"]
         if pictures:
             raise UnsupportedError(
-                f"LowBitImage '{pictures[0]}': no operator of the standard resizes pictures to the same bits; export "
-                "the model as it is converted without --preprocess"
+                f"LowBitImage '{pictures[0]}': no standard operator resizes pictures to the same bits; "
+                "export the model as it is converted without --preprocess"
             )
         refused = [(node, reason) for node in lowbit_nodes if (reason := self.refusal(node)) is not None]
         if refused:

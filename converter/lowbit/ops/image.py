@@ -68,14 +68,20 @@ def low_bit_image(
     for name, sides in {"resize": resize, "letterbox": letterbox, "crop": crop}.items():
         lengths = (0, 1, 2) if name == "resize" else (0, 2)
         if len(sides) not in lengths or any(not 1 <= side <= MOST_PIXELS for side in sides):
-            raise LowBitError(f"{name} is {list(sides)}, expected {lengths[1:]} numbers in 1..{MOST_PIXELS}")
+            raise LowBitError(
+                f"{name} is {list(sides)}, expected {' or '.join(map(str, lengths[1:]))} numbers from 1 to "
+                f"{MOST_PIXELS}"
+            )
     channels = _ORDERS[order]
     if table.shape not in ((256,), (1, 256), (len(channels), 256)):
-        raise LowBitError(f"table has the shape {list(table.shape)}, expected [256] or [{len(channels)}, 256]")
+        raise LowBitError(
+            f"table has the shape {list(table.shape)}, expected [256] or [{len(channels)}, 256]"
+        )
 
     pixels = x.astype(np.int64)
     if order == "gray" and x.shape[3] == 3:
-        pixels = (pixels @ [[19595], [38470], [7471]] + (1 << 15)) >> 16
+        red, green, blue = np.split(pixels, 3, axis=3)
+        pixels = (19595 * red + 38470 * green + 7471 * blue + (1 << 15)) >> 16
     height, width = resized_size(x.shape[1], x.shape[2], resize, letterbox)
     gone = x.shape[1] - height
     rows_first = gone > 0 and gone > 2 * (x.shape[2] - width)
@@ -124,7 +130,8 @@ def _resampled(pixels: Ints, axis: int, out: int, interpolation: str) -> Ints:
         scale = size / out
         # Added up one by one, as sums are rounded.
         positions = np.add.accumulate(np.array([scale * 0.5] + [scale] * (out - 1)))
-        return np.take(pixels, np.minimum(positions.astype(np.int64), size - 1), axis)
+        nearest: Ints = np.take(pixels, np.minimum(positions.astype(np.int64), size - 1), axis)
+        return nearest
     first, weights = _weights(size, out, interpolation)
     shape = [1] * pixels.ndim
     shape[axis] = out
@@ -132,7 +139,8 @@ def _resampled(pixels: Ints, axis: int, out: int, interpolation: str) -> Ints:
     for k in range(weights.shape[1]):  # the weights behind the last pixel are 0
         taken = np.take(pixels, np.minimum(first + k, size - 1), axis)
         total = total + taken * weights[:, k].reshape(shape)
-    return np.clip(total >> WEIGHT_BITS, 0, 255)
+    resampled: Ints = np.clip(total >> WEIGHT_BITS, 0, 255)
+    return resampled
 
 
 def _weights(size: int, out: int, interpolation: str) -> tuple[Ints, Ints]:

@@ -43,7 +43,8 @@ class Spec:
 
     Attributes:
         resize: the shorter side's new length, or (height, width) for exactly that; None leaves the size.
-        letterbox: (height, width) into which the whole image fits, its sides in proportion; None for ``resize``.
+        letterbox: (height, width) into which the whole image fits, its sides in proportion; None for
+            ``resize``.
         fill: the value of the pixels around the image in a letterbox.
         place: where in a letterbox the image is, "center" or "corner" (at the top left).
         crop: height and width of the middle part that is kept; None keeps all.
@@ -145,7 +146,8 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "resize": _resize, "letterbox": _size, "fill": _byte, "place": _one_of(*_PLACES), "crop": _size,
-    "interpolation": _one_of(*_FILTERS), "scale": _number, "mean": _numbers, "std": _nonzero, "layout": _one_of(*_LAYOUTS), "order": _one_of(*_ORDERS),
+    "interpolation": _one_of(*_FILTERS), "scale": _number, "mean": _numbers, "std": _nonzero,
+    "layout": _one_of(*_LAYOUTS), "order": _one_of(*_ORDERS),
 }  # fmt: skip
 
 _EXPECTED = {

@@ -61,7 +61,8 @@ ImageNode::Taps Copied(int64_t in, int64_t out, int64_t first, int64_t count) {
   taps.weights.assign(static_cast<size_t>(count), 1 << ImageNode::kWeightBits);
   double position = scale * 0.5;  // sums are rounded: what is left of the first pixel counts
   for (int64_t o = 0; o < first + count; ++o, position += scale) {
-    if (o >= first) taps.first.push_back(static_cast<int32_t>(std::min(static_cast<int64_t>(position), in - 1)));
+    if (o >= first)
+      taps.first.push_back(static_cast<int32_t>(std::min(static_cast<int64_t>(position), in - 1)));
   }
   return taps;
 }
@@ -126,7 +127,8 @@ ImageNode::Placement ImageNode::PlacementOf(const Size& picture) const {
   if (exact) out.output = out.resized = *exact;
   if (shorter_side) {
     const auto longer = [&](int64_t side, int64_t shorter) {
-      const int64_t made = static_cast<int64_t>(static_cast<double>(*shorter_side * side) / static_cast<double>(shorter));
+      const int64_t made =
+          static_cast<int64_t>(static_cast<double>(*shorter_side * side) / static_cast<double>(shorter));
       Require(made <= kMaxSide, "a picture of ", height, "x", width, " is resized to ", made,
               " pixels along a side, expected at most ", kMaxSide);
       return made;
@@ -137,17 +139,18 @@ ImageNode::Placement ImageNode::PlacementOf(const Size& picture) const {
   }
   if (letterbox) {
     out.output = *letterbox;
-    out.resized = letterbox->height * width <= letterbox->width * height
-                      ? Size{letterbox->height, InProportion(width, height, letterbox->height, letterbox->width)}
-                      : Size{InProportion(height, width, letterbox->width, letterbox->height), letterbox->width};
+    out.resized =
+        letterbox->height * width <= letterbox->width * height
+            ? Size{letterbox->height, InProportion(width, height, letterbox->height, letterbox->width)}
+            : Size{InProportion(height, width, letterbox->width, letterbox->height), letterbox->width};
     if (centered) {
       out.top = (out.output.height - out.resized.height) / 2;
       out.left = (out.output.width - out.resized.width) / 2;
     }
   }
   if (crop) {
-    Require(out.resized.height >= crop->height && out.resized.width >= crop->width, "the crop of ", crop->height,
-            "x", crop->width, " is larger than the picture, which is ", out.resized.height, "x",
+    Require(out.resized.height >= crop->height && out.resized.width >= crop->width, "the crop of ",
+            crop->height, "x", crop->width, " is larger than the picture, which is ", out.resized.height, "x",
             out.resized.width, "; resize it to no less");
     out.output = *crop;
     out.top = -RoundedHalf(out.resized.height - crop->height);

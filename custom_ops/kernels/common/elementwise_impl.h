@@ -1138,7 +1138,8 @@ void ResampleRow(const PixelTaps& taps, const uint8_t* x, int64_t channels, int6
 }
 
 template <class S>
-void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count, uint8_t* y) {
+void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                    uint8_t* y) {
   constexpr int64_t kBlock = 64;
   for (int64_t first = 0; first < count; first += kBlock) {
     const int64_t width = Min(kBlock, count - first);

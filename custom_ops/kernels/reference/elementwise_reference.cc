@@ -213,7 +213,8 @@ void ResampleRow(const PixelTaps& taps, const uint8_t* x, int64_t channels, int6
   }
 }
 
-void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count, uint8_t* y) {
+void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                    uint8_t* y) {
   for (int64_t i = 0; i < count; ++i) {
     int32_t sum = kHalfWeight;
     for (int64_t k = 0; k < taps; ++k) sum += weights[k] * rows[k][i];
@@ -252,9 +253,10 @@ void Normalize(const NormalizationSpec& spec, const uint8_t* x, const float* mea
 
 const ElementwiseKernels& ElementwiseReference() {
   static constexpr ElementwiseKernels kernels = {
-      "reference", Affine,      CopyRows,       Binary,           Lookup,          MaxTaps,       AverageTaps,
-      SumPixels,   ScaleSums,   QuantizePlanes, DequantizePlanes, ThresholdPlanes, ThresholdRows, BlendCodes,
-      BlendRows,   BlendPixels, ScaleFloats, ResampleRow, ResampleColumn,    SumSquares,       SumPixelSquares, Normalize};
+      "reference",    Affine,     CopyRows,        Binary,         Lookup,           MaxTaps,
+      AverageTaps,    SumPixels,  ScaleSums,       QuantizePlanes, DequantizePlanes, ThresholdPlanes,
+      ThresholdRows,  BlendCodes, BlendRows,       BlendPixels,    ScaleFloats,      ResampleRow,
+      ResampleColumn, SumSquares, SumPixelSquares, Normalize};
   return kernels;
 }
 

@@ -88,7 +88,8 @@ class ImageOperator final : public Operator {
         });
       }
       uint8_t* const out = static_cast<uint8_t*>(y) + n * shape[1] * shape[2] * shape[3];
-      const int64_t cost = kWork * line * std::max<int64_t>(1, job.lines / job.rows) + 2 * shape[2] * shape[3];
+      const int64_t cost =
+          kWork * line * std::max<int64_t>(1, job.lines / job.rows) + 2 * shape[2] * shape[3];
       ParallelRanges(pool, shape[1], cost, [&](int64_t begin, int64_t end) {
         MakeRows(job, made != nullptr ? made.get() : x, line, channels, begin, end, out);
       });

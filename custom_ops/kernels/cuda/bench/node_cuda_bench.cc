@@ -175,8 +175,10 @@ std::vector<Row> Rows() {
   const ImageNode::Size square = {224, 224}, detector = {640, 640};
   for (const int64_t batch : {1, 16}) {
     const std::string of = " b" + std::to_string(batch);
-    rows.push_back({"image 375x500, 256, crop 224" + of, Picture(256, square, {}), {Codes({batch, 375, 500, 3})}});
-    rows.push_back({"image 960x1280, letterbox 640" + of, Picture({}, {}, detector), {Codes({batch, 960, 1280, 3})}});
+    rows.push_back(
+        {"image 375x500, 256, crop 224" + of, Picture(256, square, {}), {Codes({batch, 375, 500, 3})}});
+    rows.push_back(
+        {"image 960x1280, letterbox 640" + of, Picture({}, {}, detector), {Codes({batch, 960, 1280, 3})}});
   }
   rows.push_back({"quantize 1000 b1", Quantize(false), {Floats({1, 1000})}});
   rows.push_back({"quantize to_channels_last 256x28x28 b16", Quantize(true), {Floats({16, 256, 28, 28})}});

@@ -1,5 +1,5 @@
-// LowBitImage: two launches, one along each side of the picture. The first makes 8-bit pixels in scratch memory, the
-// second the codes, and what lies around the picture. A thread makes a pixel.
+// LowBitImage: two launches, one along each side of the picture. The first makes 8-bit pixels in scratch
+// memory, the second the codes, and what lies around the picture. A thread makes a pixel.
 #include <algorithm>
 #include <array>
 
@@ -159,7 +159,7 @@ NodePlanPtr PlanImage(const ImageNode& node, Shapes fed, const TensorShape& y,
     FirstParams p = first;
     p.x = static_cast<const uint8_t*>(run.fed[0]) + skipped;
     p.y = static_cast<uint8_t*>(run.workspace);
-    const auto kernel = makes_gray       ? ImageFirst<1, true>
+    const auto kernel = makes_gray      ? ImageFirst<1, true>
                         : channels == 1 ? ImageFirst<1, false>
                                         : ImageFirst<3, false>;
     run.LaunchFor(p.count, kernel, kThreads, p);
