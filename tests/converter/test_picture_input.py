@@ -85,6 +85,22 @@ def test_the_command_writes_the_same_model(tmp_path) -> None:
     assert onnx.load(target).graph == expected.graph
 
 
+def test_a_new_size_is_not_planned_for_the_network(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    result = lowbit.convert(qdq_conv(), preprocess="resize=8x8,scale=1/32")
+    session = lowbit.session(result, device="cpu-ep")
+    capfd.readouterr()
+    for size in SIZES:
+        session.run(None, {"x": np.zeros((1, *size, 3), np.uint8)})
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    planned = [[step["kernel"] for step in json.loads(line)["steps"]] for line in lines]
+    of_pictures = [kernels for kernels in planned if any("image" in kernel for kernel in kernels)]
+    assert all(len(kernels) == 1 for kernels in of_pictures)
+    assert (len(of_pictures), len(planned)) == (len(SIZES), len(SIZES) + 1)
+
+
 def float_network() -> onnx.ModelProto:
     node = helper.make_node("Relu", ["x"], ["y"], "relu")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in "xy"]
