@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/node_reader.h"
+#include "core/nodes/node_kinds.h"
 #include "core/schema.h"
 #include "core/status.h"
 
@@ -292,6 +293,27 @@ Shape InferDepthToSpace(const Node& node) {
   return y;
 }
 
+Shape InferImage(const Node& node) {
+  const ImageNode sizes = ReadImageSizes(node.attributes);
+  Dims y(4);
+  if (node.X()) {
+    RequireRank(node, *node.X(), 4);
+    y = *node.X();
+  }
+  y[3] = {sizes.Channels(), {}};
+  std::optional<ImageNode::Size> output = sizes.crop        ? sizes.crop
+                                          : sizes.letterbox ? sizes.letterbox
+                                                            : sizes.exact;
+  if (y[1].value && y[2].value) output = sizes.PlacementOf({*y[1].value, *y[2].value}).output;
+  if (output) {
+    y[1] = {output->height, {}};
+    y[2] = {output->width, {}};
+  } else if (sizes.shorter_side) {
+    y[1] = y[2] = {};
+  }
+  return y;
+}
+
 // Channels move between place 1 and the last place.
 Shape InferMovedChannels(const Node& node) {
   if (!node.X()) return std::nullopt;
@@ -326,6 +348,7 @@ const std::map<std::string_view, InferFunction>& InferFunctions() {
       {"LowBitConcat", InferConcat},
       {"LowBitNormalization", InferNormalization},
       {"LowBitResize", InferResize},
+      {"LowBitImage", InferImage},
       {"LowBitDepthToSpace", InferDepthToSpace},
       {"LowBitSoftmax", InferSoftmax},
       {"LowBitRequantize", InferSameShape},

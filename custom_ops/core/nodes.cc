@@ -45,6 +45,7 @@ constexpr NamedDecoder kDecoders[] = {
     LOWBIT_DECODER("LowBitConcat", DecodeConcat),
     LOWBIT_DECODER("LowBitNormalization", DecodeNormalization),
     LOWBIT_DECODER("LowBitResize", DecodeResize),
+    LOWBIT_DECODER("LowBitImage", DecodeImage),
     LOWBIT_DECODER("LowBitDepthToSpace", DecodeDepthToSpace),
     LOWBIT_DECODER("LowBitSoftmax", DecodeSoftmax),
     LOWBIT_DECODER("LowBitRequantize", DecodeRequantize),

@@ -162,6 +162,51 @@ struct ResizeNode {
   Taps TapsOf(size_t i, int64_t in, int64_t out) const;
 };
 
+// LowBitImage. Fed: x, pixels.
+struct ImageNode {
+  enum class Filter : uint8_t { kNearest, kBilinear, kBicubic };
+  enum class Order : uint8_t { kRgb, kBgr, kGray };
+  struct Size {
+    int64_t height = 0, width = 0;
+  };
+  // Where a picture of some size goes: it is resized, and its first pixel becomes the one at (top, left) of
+  // the output, which lies outside of it where a crop cuts pixels off.
+  struct Placement {
+    Size picture, resized, output;
+    int64_t top = 0, left = 0;
+
+    // Columns are resized before rows, each to 8 bits, or the other way round.
+    bool RowsFirst() const {
+      const int64_t gone = picture.height - resized.height;
+      return gone > 0 && gone > 2 * (picture.width - resized.width);
+    }
+  };
+  // Along one side, the weighted sum of pixels that each of several output pixels is; a weight of 1 is
+  // 2^kWeightBits.
+  struct Taps {
+    int64_t most = 0;  // taps of a pixel, at most; each has that many weights, the last ones 0
+    std::vector<int32_t> first, count, weights;
+  };
+  std::optional<int64_t> shorter_side;  // at most one of these three is given
+  std::optional<Size> exact, letterbox;
+  std::optional<Size> crop;
+  bool centered = true;  // the picture in a letterbox
+  uint8_t fill = 0;      // the pixels around it
+  Filter filter = Filter::kBilinear;
+  Order order = Order::kRgb;
+  bool y_signed = false;
+  std::vector<uint8_t> table;  // [Channels(), 256]
+
+  static constexpr int kWeightBits = 22;
+  static constexpr int64_t kMaxSide = int64_t{1} << 24;  // exact in float32, and so are products in float64
+
+  int64_t Channels() const { return order == Order::kGray ? 1 : 3; }
+  // Throws Error, also for a picture that has not 1 to kMaxSide pixels along each side.
+  Placement PlacementOf(const Size& picture) const;
+  // Of `count` output pixels from `first` on, where `in` pixels become `out`.
+  Taps TapsOf(int64_t in, int64_t out, int64_t first, int64_t count) const;
+};
+
 // LowBitDepthToSpace. Fed: x.
 struct DepthToSpaceNode {
   int64_t block = 1;
@@ -201,8 +246,8 @@ struct DequantizeNode {
 
 using NodeSpec =
     std::variant<MatmulNode, AffineNode, LookupNode, BinaryNode, FedMatmulNode, MaxPoolNode, AveragePoolNode,
-                 GlobalAveragePoolNode, ConcatNode, NormalizationNode, ResizeNode, DepthToSpaceNode,
-                 SoftmaxNode, QuantizeNode, ThresholdNode, DequantizeNode>;
+                 GlobalAveragePoolNode, ConcatNode, NormalizationNode, ResizeNode, ImageNode,
+                 DepthToSpaceNode, SoftmaxNode, QuantizeNode, ThresholdNode, DequantizeNode>;
 
 // Whether a matmul must bring its weights. A compiled model keeps them packed, elsewhere.
 enum class Weights : uint8_t { kNeeded, kMayBeMissing };

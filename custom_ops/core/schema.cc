@@ -125,6 +125,33 @@ void AddWindow(std::vector<AttributeSchema>& out, bool dilations) {
   if (dilations) out.push_back(Optional("dilations", Ints{}, "One per spatial dim; empty: 1."));
 }
 
+constexpr const char* kImageDefinition = R"(
+What `Image.resize` of Pillow makes of pictures of 8 bits a channel, in these steps:
+
+1. `gray`: a picture of 3 channels becomes `(19595 * r + 38470 * g + 7471 * b + 32768) >> 16`. Otherwise one
+   of 1 channel has it three times.
+2. The picture is resized, with `S` the length of its shorter side, `L` that of the longer one: `resize=[s]`
+   makes them `s` and `floor(f64(s * L) / f64(S))`, `resize=[h, w]` makes H and W `h` and `w`, `letterbox=[h,
+   w]` makes them `h` and `clip(floor((2 * W * h + H) / (2 * H)), 1, w)` if `h * W <= w * H`, else
+   `clip(floor((2 * H * w + W) / (2 * W)), 1, h)` and `w`. Columns first, then rows, each of them rounded to
+   8 bits; rows first where the height loses more than 0 pixels and more than twice as many as the width
+   does. (Pillow 13; those before it resize columns first always.)
+3. `crop=[h, w]` keeps the rows from `rint((height - h) / 2)` on, half to even, and columns likewise. A
+   letterbox has `floor((h - height) / 2)` rows of `fill` above the picture, or none, the rest below; columns
+   likewise.
+4. `bgr` turns the channels around.
+5. `y[.., c] = table[c, pixel[.., c]]`; one row of a table serves all channels.
+
+Resizing `n` pixels to `m`, in float64, each operation rounded once: with `scale = n / m`, `wide = max(scale,
+1)`, `support` 1 (bilinear) or 2 (bicubic) times `wide`, pixel `o` is made around `center = (o + 0.5) *
+scale` of the pixels from `max(trunc(center - support + 0.5), 0)` to `min(trunc(center + support + 0.5), n) -
+1`. Pixel `i` has the weight `f((i - center + 0.5) * (1 / wide))`, divided by the sum of all, added front to
+back, if that is not 0. For `|x| < 1` is `f(x) = 1 - |x|` (bilinear) or `f(x) = ((1.5 * |x| - 2.5) * |x|) *
+|x| + 1` (bicubic, which for `1 <= |x| < 2` is `(((|x| - 5) * |x| + 8) * |x| - 4) * -0.5`), else 0. The
+weights become integers, `w = trunc(2^22 * weight + 0.5)`, or `- 0.5` where they are negative; the pixel is
+`clip((sum of w * pixel + 2^21) >> 22, 0, 255)`. `nearest` takes pixel `trunc(p)`, where `p` begins at `scale
+* 0.5` and `scale` is added for each pixel. Where `m = n` nothing is done.)";
+
 constexpr const char* kConvDefinition = R"(
 With `v(q)` the integer value of a code (`q - zero_point`, or `2q - 1` for bipolar codes), `n` an image, `o` an output
 pixel and `c` an output channel:
@@ -457,6 +484,30 @@ std::vector<OpSchema> BuildSchemas() {
                    Doc("[N, D1.., C]"),
                    kCodes,
                    resize});
+
+  if constexpr (HasOp("LowBitImage"))
+    ops.push_back(
+        {"LowBitImage",
+         Doc("Pixels of pictures of any size, resized and cut to shape, to codes."),
+         Doc(kImageDefinition),
+         {{.name = "x", .type = kUInt8, .doc = kMinimal ? "" : "[N, H, W, C], C 3 (RGB) or 1 (gray)."},
+          Constant("table", kUInt8, "[256] or [channels of y, 256]: the bytes of the codes.")},
+         Doc("[N, height, width, 3], or 1 channel where order is gray."),
+         kCodes,
+         {Optional(
+              "resize", Ints{},
+              "One number: the length that the shorter side gets. Two: height and width. Empty: the size "
+              "stays."),
+          Optional("letterbox", Ints{},
+                   "Instead of resize and crop, height and width into which the picture fits, its sides in "
+                   "proportion."),
+          Optional("centered", int64_t{1},
+                   "0: a picture in a letterbox begins in the corner at the top left."),
+          Optional("fill", int64_t{0}, "The value of the pixels around it, 0..255."),
+          Optional("crop", Ints{}, "Height and width of the middle that is kept. Empty: all is."),
+          Optional("interpolation", std::string("bilinear"), "bilinear, bicubic or nearest."),
+          Optional("order", std::string("rgb"), "rgb, bgr or gray."),
+          Optional("y_encoding", std::string("unsigned"), "`unsigned` (uint8) or `signed` (int8).")}});
 
   if constexpr (HasOp("LowBitDepthToSpace"))
     ops.push_back({"LowBitDepthToSpace",

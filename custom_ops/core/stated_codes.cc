@@ -47,14 +47,16 @@ Codes Made(const ResizeNode& node, Fed fed) {
 }
 Codes Made(const DepthToSpaceNode&, Fed fed) { return First(fed); }
 
-Codes Made(const LookupNode& node, Fed) {
+Codes OfTable(std::span<const uint8_t> table, bool is_signed) {
   MadeCodes made{255, -128, false};
-  for (const uint8_t byte : node.table) {
-    const int32_t code = node.y_signed ? static_cast<int8_t>(byte) : int32_t{byte};
+  for (const uint8_t byte : table) {
+    const int32_t code = is_signed ? static_cast<int8_t>(byte) : int32_t{byte};
     made.lo = std::min(made.lo, code), made.hi = std::max(made.hi, code);
   }
   return made;
 }
+Codes Made(const LookupNode& node, Fed) { return OfTable(node.table, node.y_signed); }
+Codes Made(const ImageNode& node, Fed) { return OfTable(node.table, node.y_signed); }
 
 Codes Made(const MaxPoolNode& node, Fed fed) {
   Codes made = First(fed);

@@ -1,9 +1,10 @@
 // How regions are found.
 //
-// 1. Nodes that the back end runs, and reshapes, are "claimed". Every claimed node gets a depth: how many
-//    times a path that leads to it has to leave the claimed nodes and come back. Along a path the depth never
-//    falls, and it rises on the way through a node that is not claimed. So no path leaves a set of claimed
-//    nodes of equal depth and comes back, and those that hang together are convex regions.
+// 1. Nodes that the back end runs, and reshapes, are "claimed". (One that has to be a region of its own
+//    counts as not claimed in 1 and 2.) Every claimed node gets a depth: how many times a path that leads to it has
+//    to leave the claimed nodes and come back. Along a path the depth never falls, and it rises on the way
+//    through a node that is not claimed. So no path leaves a set of claimed nodes of equal depth and comes
+//    back, and those that hang together are convex regions.
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
 //    long one). Neighbours are merged wherever no other path leads from one to the other.
 // 3. Regions without a lowbit node are given up unless the back end wants them, regions that nobody reads from, and reshapes at a region's
@@ -130,25 +131,29 @@ class Partitioner {
     }
   }
 
+  // Whether a node may share a region. One that is fed pictures of ever new sizes, of which it makes some of
+  // one size, is a region of its own: a new size is then planned for it alone, and not for the whole network.
+  bool IsJoined(size_t n) const { return IsClaimed(n) && graph_.nodes[n].op != "LowBitImage"; }
+
   void JoinEqualDepths() {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const size_t leaving = IsClaimed(n) ? 0 : 1;  // from a claimed node to one that is not
+      const size_t leaving = IsJoined(n) ? 0 : 1;  // from a node that is joined to one that is not
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
-        depths_[n] = std::max(depths_[n], depths_[p] + (IsClaimed(p) ? leaving : 0));
+        depths_[n] = std::max(depths_[n], depths_[p] + (IsJoined(p) ? leaving : 0));
       });
-      if (!IsClaimed(n)) continue;
+      if (!IsJoined(n)) continue;
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
-        if (IsClaimed(p) && depths_[p] == depths_[n]) sets_.Join(p, n);
+        if (IsJoined(p) && depths_[p] == depths_[n]) sets_.Join(p, n);
       });
     }
   }
 
-  // The sets in an order in which they could run: by depth, and at equal depth what is not claimed first.
+  // The sets in an order in which they could run: by depth, and at equal depth what is not joined first.
   void OrderSets() {
     std::vector<size_t> nodes(graph_.nodes.size());
     std::iota(nodes.begin(), nodes.end(), size_t{0});
     std::stable_sort(nodes.begin(), nodes.end(), [&](size_t a, size_t b) {
-      return std::pair(depths_[a], IsClaimed(a)) < std::pair(depths_[b], IsClaimed(b));
+      return std::pair(depths_[a], IsJoined(a)) < std::pair(depths_[b], IsJoined(b));
     });
     places_.assign(nodes.size(), kNone);
     for (const size_t n : nodes) {
@@ -162,10 +167,10 @@ class Partitioner {
   bool MergeNeighbours() {
     bool merged = false;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (!IsClaimed(n)) continue;
+      if (!IsJoined(n)) continue;
       edges_.ForPredecessors(graph_.nodes[n], [&](size_t p) {
         const size_t from = sets_.Of(p), to = sets_.Of(n);
-        if (!IsClaimed(p) || from == to || HaveOtherPath(from, to)) return;
+        if (!IsJoined(p) || from == to || HaveOtherPath(from, to)) return;
         Merge(from, to);
         merged = true;
       });

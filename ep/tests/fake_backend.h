@@ -181,7 +181,8 @@ struct FakeTogether final : StepPlan {
 
 class FakeBackend : public Backend {
  public:
-  std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "Softmax"};  // that it runs
+  std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "LowBitImage",
+                               "Softmax"};  // that it runs
   bool fuses = false;
   bool overwrites = false;  // additions write over their second terms
   bool joins = false;       // runs steps together

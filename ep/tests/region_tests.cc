@@ -1224,6 +1224,12 @@ void TestSmallPartitions() {
     Expect(PartitionOf(g.graph).regions == Regions{{0}, {2, 3, 4}}, "a branch that begins early is merged");
   }
   {
+    GraphBuilder g;  // 0 -> picture 1 -> 3 and 0 -> 2 -> 3
+    const ValueId a = g.Lookup(g.AddInput(), 0), b = g.AddNode("LowBitImage", kDomain, {a});
+    g.graph.outputs = {g.Add(b, g.Lookup(a, 1))};
+    Expect(PartitionOf(g.graph).regions == Regions{{0, 2}, {1}, {3}}, "a picture is a region of its own");
+  }
+  {
     GraphBuilder g;
     const ValueId x = g.AddInput();
     g.graph.outputs = {g.Lookup(x, 0), g.Lookup(x, 1), g.AddNode("Softmax", "", {g.Foreign({x})})};
@@ -1298,19 +1304,25 @@ Graph RandomNodes(std::mt19937& random, size_t nodes, size_t reach) {
     const auto pick = [&] { return values[values.size() - 1 - random() % std::min(values.size(), reach)]; };
     std::vector<ValueId> inputs(1 + random() % 3);
     std::generate(inputs.begin(), inputs.end(), pick);
-    static constexpr const char* kOps[] = {"Foreign", "LowBitLookup", "LowBitAdd", "Softmax"};
-    const char* op = kOps[random() % 4];
+    static constexpr const char* kOps[] = {"Foreign", "LowBitLookup", "LowBitAdd", "Softmax", "LowBitImage"};
+    const char* op = kOps[random() % 5];
     values.push_back(g.AddNode(op, op[0] == 'L' ? kDomain : "", inputs));
   }
   g.graph.outputs = {values.back()};
   return std::move(g.graph);
 }
 
-// Whether two regions that an edge joins could be one without a path that leaves it and comes back.
+bool IsPicture(const Graph& graph, const std::vector<size_t>& region) {
+  return graph.nodes[region[0]].op == "LowBitImage";
+}
+
+// Whether two regions that an edge joins, and that need not stand alone, could be one without a path that
+// leaves it and comes back.
 bool CanMerge(const Graph& graph, const Partition& partition) {
   for (size_t a = 0; a < partition.regions.size(); ++a) {
     for (size_t b = 0; b < partition.regions.size(); ++b) {
       const std::vector<size_t>&from = partition.regions[a], &to = partition.regions[b];
+      if (IsPicture(graph, from) || IsPicture(graph, to)) continue;
       const bool is_edge =
           a != b && std::any_of(to.begin(), to.end(), [&](size_t n) {
             return std::any_of(from.begin(), from.end(), [&](size_t p) {

@@ -95,7 +95,10 @@ def assert_equal_models(
     return converted
 
 
-REASONS = {"qdq": "thresholds|scales per channel|cubic", "qonnx": "exact sum|adds up"}
+REASONS = {
+    "qdq": "thresholds|scales per channel|cubic|resizes pictures",
+    "qonnx": "exact sum|adds up|resizes pictures",
+}
 
 
 def exported_to(target: str, model: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -20,6 +20,7 @@ from tests.ep.graphs import Network, bottleneck, images
 from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
 from tests.numerics import random_nodes
 from tests.support import lowbit_session, require_native
+from tests.tools.conftest import qdq_conv
 
 require_native()
 import lowbit  # noqa: E402
@@ -411,6 +412,17 @@ def test_squeeze_and_excite(
             continue
         (step,) = [step for step in _plan(capfd)["steps"] if len(step["nodes"]) >= 5]
         assert (step["kernel"] == "gate") == is_one, step
+
+
+def test_pictures_of_any_size() -> None:
+    """More sizes than a region keeps plans of, and those again."""
+    source = qdq_conv(dynamic=True)
+    model = lowbit.convert(source, preprocess="resize=12,crop=9x10,scale=1/32").model
+    on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
+    rng = np.random.default_rng(0)
+    for height, width in [(9 + 7 * i, 60 - 2 * i) for i in range(20)] * 2:
+        feeds = {"x": rng.integers(0, 256, (2, height, width, 3), dtype=np.uint8)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{height}x{width}")
 
 
 def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

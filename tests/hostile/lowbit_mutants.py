@@ -38,7 +38,7 @@ _TEXTS = ["unsigned", "signed", "bipolar", "requantize", "float", "thresholds", 
 _OPS = ["LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm", "LowBitAffine", "LowBitLookup",
         "LowBitAdd", "LowBitMul", "LowBitMaxPool", "LowBitAveragePool", "LowBitGlobalAveragePool",
         "LowBitConcat", "LowBitResize", "LowBitDepthToSpace", "LowBitRequantize", "LowBitQuantize",
-        "LowBitThreshold", "LowBitDequantize", "LowBitMatMul"]  # fmt: skip
+        "LowBitThreshold", "LowBitDequantize", "LowBitMatMul", "LowBitImage"]  # fmt: skip
 
 
 def _number(rng: random.Random, near: int | None = None) -> int:

@@ -262,6 +262,13 @@ def depth_to_space(**attributes: Any) -> Node:
     return Node("LowBitDepthToSpace", ["x"], {"blocksize": 2, **attributes}, {}, feeds)
 
 
+def image(**attributes: Any) -> Node:
+    constants = {"table": np.arange(256, dtype=np.uint8)}
+    feeds = {"x": np.ones((1, 6, 9, 3), np.uint8)}
+    sizes = {"resize": [4], "crop": [3, 4]}
+    return Node("LowBitImage", ["x", "table"], {**sizes, **attributes}, constants, feeds)
+
+
 def quantize() -> Node:
     constants = {"y_scale": F32(0.1), "y_zero_point": I32(3)}
     feeds = {"x": np.ones((1, 4, 6, 6), F32)}
@@ -312,6 +319,8 @@ SOUND: dict[str, Callable[[], Node]] = {
     "global_average_pool": lambda: unary("LowBitGlobalAveragePool"),
     "concat": concat,
     "resize": resize,
+    "image": image,
+    "letterbox": lambda: image(resize=[], crop=[], letterbox=[5, 4], fill=7, interpolation="bicubic"),
     "depth_to_space": depth_to_space,
     "blend": blend,
     "cubic": lambda: blend(mode="cubic", exclude_outside=1),

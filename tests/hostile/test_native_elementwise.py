@@ -13,6 +13,7 @@ from tests.support import require_native
 native = require_native()
 
 X = np.zeros((1, 3, 3, 4), np.uint8)
+PICTURE, TABLE = np.zeros((1, 3, 3, 3), np.uint8), np.zeros(256, np.uint8)
 ONE, ZERO = np.float32(1), np.int32(0)
 
 
@@ -78,6 +79,24 @@ BAD_NODES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "resize to less than a pixel": ("LowBitResize", {"scales": [0.1, 1.0]}, [X]),
     "resize to an unsaid size": ("LowBitResize", {}, [X]),
     "unknown rounding of coordinates": ("LowBitResize", {"sizes": [2, 2], "nearest_mode": "x"}, [X]),
+    "pictures of four channels": ("LowBitImage", {}, [X, TABLE]),
+    "a picture of floats": ("LowBitImage", {}, [PICTURE.astype(np.float32), TABLE]),
+    "a picture without batch": ("LowBitImage", {}, [PICTURE[0], TABLE]),
+    "a picture without pixels": ("LowBitImage", {}, [PICTURE[:, :0], TABLE]),
+    "a picture resized to nothing": ("LowBitImage", {"resize": [0]}, [PICTURE, TABLE]),
+    "a picture of three sides": ("LowBitImage", {"resize": [4, 4, 4]}, [PICTURE, TABLE]),
+    "a picture beyond all memory": ("LowBitImage", {"resize": [2**24, 2**24]}, [PICTURE, TABLE]),
+    "a picture with a longer side beyond bounds": (
+        "LowBitImage",
+        {"resize": [2**24]},
+        [np.zeros((1, 1, 9, 3), np.uint8), TABLE],
+    ),
+    "a crop larger than the picture": ("LowBitImage", {"crop": [4, 3]}, [PICTURE, TABLE]),
+    "a letterbox that is cropped": ("LowBitImage", {"letterbox": [4, 4], "crop": [3, 3]}, [PICTURE, TABLE]),
+    "a filling of 9 bits": ("LowBitImage", {"letterbox": [4, 4], "fill": 256}, [PICTURE, TABLE]),
+    "an unknown filter": ("LowBitImage", {"interpolation": "lanczos"}, [PICTURE, TABLE]),
+    "an unknown order of colors": ("LowBitImage", {"order": "brg"}, [PICTURE, TABLE]),
+    "tables for 2 of 3 channels": ("LowBitImage", {}, [PICTURE, np.zeros((2, 256), np.uint8)]),
     "block of nothing": ("LowBitDepthToSpace", {"blocksize": 0}, [X]),
     "block larger than all channels": ("LowBitDepthToSpace", {"blocksize": 3}, [X]),
     "block that overflows": ("LowBitDepthToSpace", {"blocksize": 2**40}, [X]),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from lowbit.ops import pack
+from lowbit.ops.image import resized_size
 from lowbit.ops.softmax import softmax_table
 
 MATMULS = ("LowBitConv", "APConv", "LowBitConvTranspose", "LowBitGemm", "APGemm")
@@ -545,6 +546,29 @@ def _depth_to_space(rng: np.random.Generator) -> Node:
     return Node("LowBitDepthToSpace", attrs, [codes(rng, shape, 8, encoding)])
 
 
+def random_image(rng: np.random.Generator, largest: int = 60) -> Node:
+    """A LowBitImage that makes pictures larger or smaller, crops them or puts them into letterboxes."""
+    encoding, order = _encoding(rng), str(rng.choice(["rgb", "bgr", "gray"]))
+    attrs: dict[str, Any] = {"order": order, "y_encoding": encoding}
+    attrs["interpolation"] = str(rng.choice(["bilinear", "bicubic", "nearest"]))
+    size = [int(side) for side in np.exp(rng.uniform(0, np.log(largest), 2))]
+    shape = [int(rng.integers(1, 3)), *_ints(rng, 2, 1, largest), int(rng.choice([1, 3]))]
+    match rng.integers(0, 4):
+        case 0:
+            attrs["resize"] = size
+        case 1:
+            attrs["resize"] = [min(size[0], largest // 2)]
+        case 2:
+            attrs |= {"letterbox": size, "centered": int(rng.integers(2)), "fill": int(rng.integers(256))}
+    if "letterbox" not in attrs and rng.random() < 0.5:
+        resized = resized_size(shape[1], shape[2], attrs.get("resize", ()))
+        attrs["crop"] = [int(rng.integers(1, min(side, largest) + 1)) for side in resized]
+    rows = [(256,), (3 if order != "gray" else 1, 256)][int(rng.integers(2))]
+    x = rng.integers(0, 256, shape) if rng.random() < 0.7 else 255 * rng.integers(0, 2, shape)
+    table = rng.integers(0, 256, rows).astype(np.uint8)
+    return Node("LowBitImage", attrs, [x.astype(np.uint8), table])
+
+
 def _requantize(rng: np.random.Generator) -> Node:
     ties, shape = bool(rng.random() < 0.5), _image(rng)
     attrs, y_zero = output(rng)
@@ -615,6 +639,7 @@ _MAKERS = {
     "LowBitConcat": _concat,
     "LowBitNormalization": _random_normalization,
     "LowBitResize": _resize,
+    "LowBitImage": random_image,
     "LowBitDepthToSpace": _depth_to_space,
     "LowBitSoftmax": _softmax,
     "LowBitRequantize": _requantize,

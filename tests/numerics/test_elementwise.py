@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.numerics import random_nodes
 from tests.support import require_native
 
 native = require_native()
@@ -311,6 +312,11 @@ def depth_to_space(rng: Rng) -> Node:
     return "LowBitDepthToSpace", attrs, [codes(rng, (n, h, w, min(c, 33) * block**2), enc)]
 
 
+def picture(rng: Rng) -> Node:
+    node = random_nodes.random_image(rng, largest=40)
+    return node.op_type, node.attrs, node.inputs
+
+
 def requantize(rng: Rng) -> Node:
     attrs = output_range(rng) | {"y_bits": 8, "y_min": [], "y_max": []}
     enc, shape = encoding(rng), image(rng)
@@ -393,6 +399,7 @@ OPS = {
     "concat": concat,
     "resize": resize,
     "depth_to_space": depth_to_space,
+    "image": picture,
     "softmax": softmax,
     "requantize": requantize,
     "quantize": quantize,

@@ -35,8 +35,14 @@ def photos(shared_models: Path) -> list[np.ndarray]:
     return list(np.load(shared_models / "data/yunet_n_320_images.npz")["eval"])
 
 
+def whole_session(network: Path):
+    """The one model that the example makes."""
+    whole = jpeg_to_boxes.whole(onnx.load(network))
+    return lowbit.session(lowbit.convert(whole, preprocess=jpeg_to_boxes.PREPROCESS))
+
+
 def test_the_boxes_are_those_of_the_network(network: Path, photos: list[np.ndarray]) -> None:
-    whole = lowbit.session(lowbit.convert(jpeg_to_boxes.whole(onnx.load(network))))
+    whole = whole_session(network)
     alone = lowbit.session(lowbit.convert(network))
     names = [value.name for value in alone.get_outputs()]
     for photo in photos:
@@ -44,36 +50,30 @@ def test_the_boxes_are_those_of_the_network(network: Path, photos: list[np.ndarr
         outputs = dict(zip(names, alone.run(None, {"input": planes}), strict=True))
         expected = face_metric.decode({name: value[0] for name, value in outputs.items()})
         assert len(expected) > 0
-        (boxes,) = whole.run(["boxes"], {"image": photo})
+        (boxes,) = whole.run(["boxes"], {"input": photo[None]})
         np.testing.assert_allclose(boxes, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("height", "width"), [(320, 320), (480, 640), (1000, 333), (64, 48), (1, 700)])
-def test_any_size_becomes_a_square(height: int, width: int) -> None:
-    """As Pillow resizes; what the picture does not fill is grey."""
-    rough = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
-    picture = Image.fromarray(rough).resize((width, height), Image.Resampling.BICUBIC)
-    session = lowbit.session(jpeg_to_boxes.before())
-    pixels, ratio = session.run(["input", "ratio"], {"image": np.asarray(picture)})
-    assert ratio == pytest.approx(320 / max(height, width))
-    rows, columns = int(height * ratio[0] + 1e-4), int(width * ratio[0] + 1e-4)
-    image = pixels[0].transpose(1, 2, 0)[:, :, ::-1]
-    assert np.all(image[rows:] == 127)
-    assert np.all(image[:, columns:] == 127)
-    if rows and columns:
-        expected = np.asarray(picture.resize((columns, rows), Image.Resampling.BILINEAR), np.float32)
-        assert np.abs(image[:rows, :columns] - expected).mean() < 2
+def test_any_size_is_prepared_as_by_pillow(network: Path, height: int, width: int) -> None:
+    model = onnx.load(network)
+    pictures = lowbit.session(lowbit.convert(model, preprocess=jpeg_to_boxes.PREPROCESS))
+    pixels = np.random.default_rng(0).integers(0, 256, (1, height, width, 3), np.uint8)
+    outputs = pictures.run(None, {"input": pixels})
+    expected = lowbit.session(lowbit.convert(model)).run(None, {"input": jpeg_to_boxes.prepared(pixels)})
+    for output, other in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(output, other)
 
 
 def test_a_large_picture_is_decoded_small(network: Path, photos: list[np.ndarray], tmp_path: Path) -> None:
     """The boxes are those of the picture itself, in its pixels, but for what enlarging and JPEG change."""
-    whole = lowbit.session(lowbit.convert(jpeg_to_boxes.whole(onnx.load(network))))
+    whole = whole_session(network)
     Image.fromarray(photos[0]).resize((1280, 1280), Image.Resampling.BICUBIC).save(
         tmp_path / "x.jpg", quality=95
     )
     pixels, larger = jpeg_to_boxes.decoded(str(tmp_path / "x.jpg"))
-    assert (pixels.shape, larger) == ((320, 320, 3), 4)
-    found, expected = (whole.run(["boxes"], {"image": image})[0] for image in (pixels, photos[0]))
+    assert (pixels.shape, larger) == ((1, 320, 320, 3), 4)
+    found, expected = (whole.run(["boxes"], {"input": image})[0] for image in (pixels, photos[0][None]))
     assert len(found) == len(expected) > 0
     assert face_metric.matches(found, expected) == len(expected)
 

@@ -29,7 +29,7 @@ require_native()
 ROUNDING_OPS = [
     op
     for op in ops.DEFINITIONS
-    if op not in ("LowBitLookup", "LowBitMaxPool", "LowBitDepthToSpace", "LowBitThreshold")
+    if op not in ("LowBitLookup", "LowBitMaxPool", "LowBitDepthToSpace", "LowBitThreshold", "LowBitImage")
 ]  # the others only move codes
 
 

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 @click.option("--all", "all_regions", is_flag=True, help="Convert also what gains nothing on a CPU.")
 @click.option("--keep-float16", is_flag=True, help="Leave what MODEL computes in float16 as it is.")
 @input_quant_option
+@click.option(
+    "--preprocess",
+    metavar="SPEC",
+    help="Take pictures of any size, uint8 [N, H, W, 3], and prepare them: raw, imagenet or KEY=VALUE,..",
+)
 @report_option
 @overwrite_option
 def command(
@@ -48,6 +53,7 @@ def command(
     all_regions: bool,
     keep_float16: bool,
     input_quant: tuple[str, ...],
+    preprocess: str | None,
     report_file: Path | None,
     overwrite: bool,
 ) -> None:
@@ -75,6 +81,7 @@ def command(
             all_regions=all_regions,
             input_quant=input_quant,
             keep_float16=keep_float16,
+            preprocess=preprocess,
             overwrite=overwrite,
         )
     summary = written_model(model, output, result.report)

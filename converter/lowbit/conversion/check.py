@@ -256,6 +256,9 @@ def _small_shape(node: _Node, name: str, dims: Sequence[int | None]) -> list[int
         return _rows_of_features(node, dims)
     if node.op_type == "LowBitNormalization":
         return _normalized_shape(node, dims)
+    if node.op_type == "LowBitImage":
+        side = max([_ROOM, *node.get("crop")])
+        return [2, side, side + 1, int(dims[-1] or 3)]
     kernel, dilations = node.get("kernel_shape") or [], node.get("dilations") or []
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or [1] * len(kernel), strict=True)]
     channels = 1 if node.get("to_channels_last", 0) else len(dims) - 1

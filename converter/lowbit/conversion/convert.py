@@ -16,6 +16,8 @@ from onnx_ir.passes.common import (
 )
 
 from lowbit.conversion.attempts import Attempt, Staying, convert_what_holds
+from lowbit.conversion.check import check_converted
+from lowbit.conversion.picture_input import take_pictures
 from lowbit.errors import ModelError, UnsupportedError
 from lowbit.frontends import qdq, qonnx, qoperator, quark
 from lowbit.frontends.input_quant import InputQuant, parse_input_quant, quantize_inputs
@@ -41,6 +43,7 @@ def convert(
     all_regions: bool = False,
     input_quant: str | Sequence[str] = (),
     keep_float16: bool = False,
+    preprocess: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
 ) -> Result:
@@ -48,7 +51,8 @@ def convert(
 
     What cannot be computed exactly stays as it was and is listed in the report with its reason. So does what
     fails: where a rule or the check of the result does, the nodes around the failure stay, with a warning.
-    The input is never modified; names, order, types and symbolic dims of the model's inputs and outputs stay.
+    The input is never modified; names, order, types and symbolic dims of the model's inputs and outputs stay,
+    but for the input that ``preprocess`` is about.
 
     Args:
         model: a file or a proto in one of the forms that README.md lists.
@@ -65,6 +69,9 @@ def convert(
         keep_float16: follow a model by the letter that computes in float16 around its quantizers, so that its
             convolutions stay. Otherwise it is read as if it said float32, and they become integer ones; how
             far that moves a number is bounded, which :func:`verify` checks.
+        preprocess: how pictures become the model's one input, a spec as ``--preprocess`` takes it. The model
+            then takes pictures, uint8 [N, height, width, 3] (RGB) of any size, and prepares them in its first
+            node, which gives the bits that Pillow gives.
         overwrite: replace ``output`` if it exists.
         verify: check, load and run the result against the definitions of its ops.
 
@@ -75,7 +82,8 @@ def convert(
         ModelError: if the input cannot be read, or ONNX Runtime refuses it and its conversion.
         UnsupportedError: if ``strict`` finds a node left in float.
         OutputError: if the output cannot be written.
-        LowBitError: if there is no ONNX Runtime, which computes tables of functions and checks the result.
+        LowBitError: if ``preprocess`` is no spec or does not fit the model's input; if there is no ONNX
+            Runtime, which computes tables of functions and checks the result.
     """
     require_onnxruntime()
     stated = [input_quant] if isinstance(input_quant, str) else list(input_quant)
@@ -92,6 +100,8 @@ def convert(
         "all_regions": all_regions,
         "input_quant": stated,
     }
+    if preprocess is not None:
+        options["preprocess"] = preprocess
 
     def converted(source: Source) -> tuple[onnx.ModelProto, Report]:
         stated = {**options, "widen_float16": source.widened}
@@ -106,6 +116,10 @@ def convert(
         proto, report = converted(load_model(model))  # what gains nothing in float32 stays as it was
     if strict:
         _refuse_float_islands(report)
+    if preprocess is not None:
+        take_pictures(proto, preprocess, report)
+        if verify:
+            check_converted(proto)
     if target is not None:
         write_atomically(target, lambda path: save_model(proto, path, "converted"), overwrite=overwrite)
     return Result(proto, report, target)

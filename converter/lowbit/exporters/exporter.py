@@ -102,6 +102,12 @@ class Exporter(Writer, ABC):
             UnsupportedError: if the target cannot say some node; all of them are named.
         """
         lowbit_nodes = [Node.read(n, self.constants) for n in self.model.graph.node if n.domain == DOMAIN]
+        pictures = [node.name for node in lowbit_nodes if node.op_type == "LowBitImage"]
+        if pictures:
+            raise UnsupportedError(
+                f"LowBitImage '{pictures[0]}': no standard operator resizes pictures to the same bits; "
+                "export the model as it is converted without --preprocess"
+            )
         refused = [(node, reason) for node in lowbit_nodes if (reason := self.refusal(node)) is not None]
         if refused:
             told = "; ".join(f"{node.op_type} '{node.name}': {reason}" for node, reason in refused[:10])

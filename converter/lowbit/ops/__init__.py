@@ -28,6 +28,7 @@ from lowbit.ops.dequantize import dequantize_chain, low_bit_dequantize
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm import gemm_chain, low_bit_gemm
 from lowbit.ops.global_average_pool import global_average_pool_chain, low_bit_global_average_pool
+from lowbit.ops.image import low_bit_image
 from lowbit.ops.lookup import low_bit_lookup
 from lowbit.ops.mat_mul import low_bit_mat_mul, mat_mul_chain
 from lowbit.ops.max_pool import low_bit_max_pool
@@ -61,6 +62,7 @@ DEFINITIONS: dict[str, Callable[..., Array]] = {
     "LowBitConcat": low_bit_concat,
     "LowBitNormalization": low_bit_normalization,
     "LowBitResize": low_bit_resize,
+    "LowBitImage": low_bit_image,
     "LowBitDepthToSpace": low_bit_depth_to_space,
     "LowBitSoftmax": low_bit_softmax,
     "LowBitRequantize": low_bit_requantize,

@@ -29,11 +29,12 @@ PRESETS = {
 }
 """Words that stand for a spec, or for the beginning of one."""
 
-KEYS = "resize, crop, interpolation, scale, mean, std, layout, order"
+KEYS = "resize, letterbox, fill, place, crop, interpolation, scale, mean, std, layout, order"
 
 _ORDERS = ("rgb", "bgr", "gray")
 _LAYOUTS = ("nchw", "nhwc")
 _FILTERS = ("bilinear", "bicubic", "nearest")
+_PLACES = ("center", "corner")
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,12 @@ class Spec:
 
     Attributes:
         resize: the shorter side's new length, or (height, width) for exactly that; None leaves the size.
+        letterbox: (height, width) into which the whole image fits, its sides in proportion; None for
+            ``resize``.
+        fill: the value of the pixels around the image in a letterbox.
+        place: where in a letterbox the image is, "center" or "corner" (at the top left).
         crop: height and width of the middle part that is kept; None keeps all.
-        interpolation: the filter of ``resize``.
+        interpolation: the filter of ``resize`` and ``letterbox``.
         scale: what pixels are multiplied by, before ``mean`` and ``std``.
         mean: subtracted, one number or one a channel.
         std: divided by, likewise.
@@ -52,6 +57,9 @@ class Spec:
     """
 
     resize: int | tuple[int, int] | None = None
+    letterbox: tuple[int, int] | None = None
+    fill: int = 0
+    place: str = "center"
     crop: tuple[int, int] | None = None
     interpolation: str = "bilinear"
     scale: float = 1.0
@@ -84,6 +92,8 @@ def parse_spec(text: str) -> Spec:
             spec = replace(spec, **{key: _READERS[key](value)})
         except (ValueError, ZeroDivisionError) as error:
             raise LowBitError(f"--preprocess: {key} expects {_EXPECTED[key]}, got '{value}'") from error
+    if spec.letterbox is not None and (spec.resize is not None or spec.crop is not None):
+        raise LowBitError("--preprocess: letterbox says the whole size; leave out resize and crop")
     return spec
 
 
@@ -96,6 +106,12 @@ def _size(text: str) -> tuple[int, int]:
 
 def _resize(text: str) -> int | tuple[int, int]:
     return _size(text) if "x" in text else _size(text)[0]
+
+
+def _byte(text: str) -> int:
+    if not 0 <= (value := int(text)) <= 255:
+        raise ValueError(text)
+    return value
 
 
 def _number(text: str) -> float:
@@ -129,12 +145,16 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "resize": _resize, "crop": _size, "interpolation": _one_of(*_FILTERS), "scale": _number,
-    "mean": _numbers, "std": _nonzero, "layout": _one_of(*_LAYOUTS), "order": _one_of(*_ORDERS),
+    "resize": _resize, "letterbox": _size, "fill": _byte, "place": _one_of(*_PLACES), "crop": _size,
+    "interpolation": _one_of(*_FILTERS), "scale": _number, "mean": _numbers, "std": _nonzero,
+    "layout": _one_of(*_LAYOUTS), "order": _one_of(*_ORDERS),
 }  # fmt: skip
 
 _EXPECTED = {
     "resize": "a length for the shorter side, such as 256, or HEIGHTxWIDTH",
+    "letterbox": "a size, such as 640, or HEIGHTxWIDTH",
+    "fill": "a number from 0 to 255",
+    "place": f"one of {', '.join(_PLACES)}",
     "crop": "a size, such as 224, or HEIGHTxWIDTH",
     "interpolation": f"one of {', '.join(_FILTERS)}",
     "scale": "a number, such as 1/255",
@@ -183,12 +203,14 @@ def spec_for(text: str, inputs: Mapping[str, onnx.ValueInfoProto]) -> Spec:
 
 def rest_of(spec: Spec) -> str:
     """The text of a spec without scale, mean and std: raw pixels in the size and form that it makes."""
-    sizes = {"resize": spec.resize, "crop": spec.crop}
+    sizes = {"resize": spec.resize, "letterbox": spec.letterbox, "crop": spec.crop}
     words = ["raw"]
     for key, size in sizes.items():
         if size is not None:
             words.append(f"{key}={size if isinstance(size, int) else 'x'.join(map(str, size))}")
-    if spec.resize is not None:
+    if spec.letterbox is not None:
+        words.append(f"fill={spec.fill},place={spec.place}")
+    if spec.resize is not None or spec.letterbox is not None:
         words.append(f"interpolation={spec.interpolation}")
     return ",".join([*words, f"layout={spec.layout}", f"order={spec.order}"])
 
@@ -283,7 +305,7 @@ class Steps:
             LowBitError: if the image is smaller than the crop, or its values do not fit an integer input.
         """
         spec = self.spec
-        pixels = self._crop(self._resized(self._channels(image, label), label), label)
+        pixels = self._boxed(self._crop(self._resized(self._channels(image, label), label), label))
         if self._flip is not None:
             pixels = pixels[self._flip]
         if pixels.ndim == 2:
@@ -315,10 +337,17 @@ class Steps:
         return image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
 
     def _resized(self, image: Array, label: str) -> Array:
-        if self.spec.resize is None:
-            return image
         height, width = image.shape[:2]
-        if isinstance(self.spec.resize, tuple):
+        if self.spec.letterbox is not None:
+            high, wide = self.spec.letterbox
+            new_height, new_width = high, wide
+            if high * width <= wide * height:
+                new_width = min(max((2 * width * high + height) // (2 * height), 1), wide)
+            else:
+                new_height = min(max((2 * height * wide + width) // (2 * width), 1), high)
+        elif self.spec.resize is None:
+            return image
+        elif isinstance(self.spec.resize, tuple):
             new_height, new_width = self.spec.resize
         else:  # the longer side is cut off to whole pixels, as torchvision does
             short = self.spec.resize
@@ -342,6 +371,16 @@ class Steps:
             )
         top, left = round((image.shape[0] - height) / 2), round((image.shape[1] - width) / 2)
         return image[top : top + height, left : left + width]
+
+    def _boxed(self, image: Array) -> Array:
+        if self.spec.letterbox is None:
+            return image
+        box = np.full((*self.spec.letterbox, *image.shape[2:]), self.spec.fill, image.dtype)
+        (height, width), (high, wide) = image.shape[:2], self.spec.letterbox
+        centered = self.spec.place == "center"
+        top, left = ((high - height) // 2, (wide - width) // 2) if centered else (0, 0)
+        box[top : top + height, left : left + width] = image
+        return box
 
     def _stored(self, values: Array, label: str) -> Array:
         if not np.issubdtype(self.dtype, np.integer):

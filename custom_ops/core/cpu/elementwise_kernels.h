@@ -27,6 +27,12 @@ struct Taps {
   int64_t channels = 0;
 };
 
+// Pixel p of a row is made of count[p] pixels from first[p] on, with the weights from weights[p * stride] on.
+struct PixelTaps {
+  const int32_t *first = nullptr, *count = nullptr, *weights = nullptr;
+  int64_t stride = 0;
+};
+
 // The kernels of one level. Codes are passed as bytes whatever their sign. Every function is exact under the
 // conditions of its spec's fast_is_exact; the reference table has no conditions.
 struct ElementwiseKernels {
@@ -78,6 +84,12 @@ struct ElementwiseKernels {
   // |x[i] * multiplier| < 2^22 or the reference: clip(rint(x * multiplier) + zero_point, lo, hi).
   void (*scale_floats)(const Quantizer& quantizer, const float* x, float multiplier, int64_t count,
                        uint8_t* y);
+  // LowBitImage: weighted sums of pixels, in 22 bits behind the point, rounded half up and clipped to bytes.
+  // y[p] of `channels` (1 or 3) bytes is the sum of the pixels that `taps` says.
+  void (*resample_row)(const PixelTaps& taps, const uint8_t* x, int64_t channels, int64_t pixels, uint8_t* y);
+  // y[i] = sum over k of weights[k] * rows[k][i].
+  void (*resample_column)(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                          uint8_t* y);
   // The sum of codes and of their squares; at most kMaxNormalized of them.
   void (*sum_squares)(const uint8_t* x, bool is_signed, int64_t count, int64_t* sum, int64_t* square);
   // The same down every channel of `pixels` rows.

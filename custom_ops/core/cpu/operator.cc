@@ -26,6 +26,7 @@ consteval bool HasNode(GlobalAveragePoolNode*) { return HasOp("LowBitGlobalAvera
 consteval bool HasNode(ConcatNode*) { return HasOp("LowBitConcat"); }
 consteval bool HasNode(NormalizationNode*) { return HasOp("LowBitNormalization"); }
 consteval bool HasNode(ResizeNode*) { return HasOp("LowBitResize"); }
+consteval bool HasNode(ImageNode*) { return HasOp("LowBitImage"); }
 consteval bool HasNode(DepthToSpaceNode*) { return HasOp("LowBitDepthToSpace"); }
 consteval bool HasNode(SoftmaxNode*) { return HasOp("LowBitSoftmax"); }
 consteval bool HasNode(QuantizeNode*) { return HasOp("LowBitQuantize"); }

@@ -29,6 +29,9 @@ ResizeNode DecodeResize(const NodeReader& node);
 ResizeNode::Coordinates ResizeCoordinates(std::string_view op, std::string_view name);
 ResizeNode::Nearest ResizeNearest(std::string_view op, std::string_view name);
 void CheckResizing(std::string_view op, const ResizeNode& node);
+ImageNode DecodeImage(const NodeReader& node);
+// Without what is behind the resizing: as much as says the size of the output. Throws Error.
+ImageNode ReadImageSizes(const AttributeReader& node);
 DepthToSpaceNode DecodeDepthToSpace(const NodeReader& node);
 SoftmaxNode DecodeSoftmax(const NodeReader& node);
 QuantizeNode DecodeQuantize(const NodeReader& node);
@@ -57,6 +60,7 @@ std::vector<int64_t> OutputDims(const GlobalAveragePoolNode& node, const FedShap
 std::vector<int64_t> OutputDims(const ConcatNode& node, std::span<const FedShape> x);
 std::vector<int64_t> OutputDims(const NormalizationNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const ResizeNode& node, const FedShape& x);
+std::vector<int64_t> OutputDims(const ImageNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const DepthToSpaceNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const SoftmaxNode& node, const FedShape& x);
 std::vector<int64_t> OutputDims(const QuantizeNode& node, const FedShape& x);
@@ -77,6 +81,7 @@ inline ElementType OutputTypeOf(const NormalizationNode& node) { return OutputTy
 inline ElementType OutputTypeOf(const ResizeNode& node) {
   return CodeType(node.mode == ResizeNode::Mode::kNearest ? node.is_signed : node.quantizer.is_signed);
 }
+inline ElementType OutputTypeOf(const ImageNode& node) { return CodeType(node.y_signed); }
 inline ElementType OutputTypeOf(const DepthToSpaceNode& node) { return CodeType(node.is_signed); }
 inline ElementType OutputTypeOf(const SoftmaxNode& node) { return OutputTypeOf(node.quantizer); }
 inline ElementType OutputTypeOf(const QuantizeNode& node) { return OutputTypeOf(node.grids.front()); }

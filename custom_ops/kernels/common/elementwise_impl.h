@@ -1101,6 +1101,65 @@ void Normalize(const NormalizationSpec& spec, const uint8_t* x, const float* mea
       spec.x_signed, uniform, spec.quantizer.quantized);
 }
 
+inline uint8_t PixelOf(int32_t sum) {
+  const int32_t pixel = sum >> 22;
+  return static_cast<uint8_t>(pixel < 0 ? 0 : pixel > 255 ? 255 : pixel);
+}
+constexpr int32_t kHalfWeight = 1 << 21;
+
+// Four taps at a time: of as many as there are the compiler makes vectors that are longer than most sums.
+template <int kChannels>
+void ResampleRowOf(const PixelTaps& taps, const uint8_t* x, int64_t pixels, uint8_t* y) {
+  constexpr int32_t kAtOnce = 4;
+  for (int64_t p = 0; p < pixels; ++p, y += kChannels) {
+    const uint8_t* from = x + static_cast<int64_t>(taps.first[p]) * kChannels;
+    const int32_t* weights = taps.weights + p * taps.stride;
+    int32_t sums[kChannels];
+    for (int32_t& sum : sums) sum = kHalfWeight;
+    const auto add = [&](int32_t count) LOWBIT_ALWAYS_INLINE {
+      for (int32_t k = 0; k < count; ++k) {
+        for (int c = 0; c < kChannels; ++c) sums[c] += weights[k] * from[k * kChannels + c];
+      }
+    };
+    int32_t left = taps.count[p];
+    for (; left >= kAtOnce; left -= kAtOnce, from += kAtOnce * kChannels, weights += kAtOnce) add(kAtOnce);
+    add(left);
+    for (int c = 0; c < kChannels; ++c) y[c] = PixelOf(sums[c]);
+  }
+}
+
+template <class S>
+void ResampleRow(const PixelTaps& taps, const uint8_t* x, int64_t channels, int64_t pixels, uint8_t* y) {
+  if (channels == 1) {
+    ResampleRowOf<1>(taps, x, pixels, y);
+  } else {
+    ResampleRowOf<3>(taps, x, pixels, y);
+  }
+}
+
+template <class S>
+void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                    uint8_t* y) {
+  constexpr int64_t kBlock = 64;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t width = Min(kBlock, count - first);
+    int32_t sums[kBlock];
+    for (int32_t& sum : sums) sum = kHalfWeight;
+    const auto add = [&](int64_t size) LOWBIT_ALWAYS_INLINE {
+      for (int64_t k = 0; k < taps; ++k) {
+        const uint8_t* const row = rows[k] + first;
+        for (int64_t i = 0; i < size; ++i) sums[i] += weights[k] * row[i];
+      }
+      for (int64_t i = 0; i < size; ++i) y[first + i] = PixelOf(sums[i]);
+    };
+    if (width == kBlock) {
+      add(kBlock);
+    } else {
+      add(width);
+    }
+  }
+}
+
 // The table of a level. A minimal build has the functions of its ops alone; nobody calls the others.
 template <class S>
 constexpr ElementwiseKernels MakeKernels(const char* name) {
@@ -1112,7 +1171,9 @@ constexpr ElementwiseKernels MakeKernels(const char* name) {
   }
   if constexpr (HasOp("LowBitConcat")) kernels.copy_rows = CopyRows<S>;
   if constexpr (HasOp("LowBitAdd") || HasOp("LowBitMul")) kernels.binary = Binary<S>;
-  if constexpr (HasOp("LowBitLookup") || HasOp("LowBitSoftmax")) kernels.lookup = Lookup<S>;
+  if constexpr (HasOp("LowBitLookup") || HasOp("LowBitSoftmax") || HasOp("LowBitImage")) {
+    kernels.lookup = Lookup<S>;
+  }
   if constexpr (HasOp("LowBitMaxPool")) kernels.max_taps = MaxTaps<S>;
   if constexpr (HasOp("LowBitAveragePool")) kernels.average_taps = AverageTaps<S>;
   if constexpr (HasOp("LowBitGlobalAveragePool")) kernels.sum_pixels = SumPixels<S>;
@@ -1125,6 +1186,10 @@ constexpr ElementwiseKernels MakeKernels(const char* name) {
     kernels.blend_pixels = BlendPixels<S>;
   }
   if constexpr (HasOp("LowBitResize") || HasOp("LowBitSoftmax")) kernels.scale_floats = ScaleFloats<S>;
+  if constexpr (HasOp("LowBitImage")) {
+    kernels.resample_row = ResampleRow<S>;
+    kernels.resample_column = ResampleColumn<S>;
+  }
   if constexpr (HasOp("LowBitQuantize")) kernels.quantize_planes = QuantizePlanes<S>;
   if constexpr (HasOp("LowBitDequantize")) kernels.dequantize_planes = DequantizePlanes<S>;
   if constexpr (HasOp("LowBitThreshold")) {

@@ -197,6 +197,31 @@ void ScaleFloats(const Quantizer& quantizer, const float* x, float multiplier, i
   }
 }
 
+constexpr int32_t kHalfWeight = 1 << 21;
+
+uint8_t PixelOf(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> 22, 0, 255)); }
+
+void ResampleRow(const PixelTaps& taps, const uint8_t* x, int64_t channels, int64_t pixels, uint8_t* y) {
+  for (int64_t p = 0; p < pixels; ++p) {
+    for (int64_t c = 0; c < channels; ++c) {
+      int32_t sum = kHalfWeight;
+      for (int64_t k = 0; k < taps.count[p]; ++k) {
+        sum += taps.weights[p * taps.stride + k] * x[(taps.first[p] + k) * channels + c];
+      }
+      y[p * channels + c] = PixelOf(sum);
+    }
+  }
+}
+
+void ResampleColumn(const uint8_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                    uint8_t* y) {
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t sum = kHalfWeight;
+    for (int64_t k = 0; k < taps; ++k) sum += weights[k] * rows[k][i];
+    y[i] = PixelOf(sum);
+  }
+}
+
 void SumPixelSquares(const uint8_t* x, bool is_signed, int64_t pixels, int64_t pixel_stride, int64_t channels,
                      int64_t* sums, int64_t* squares) {
   std::fill(sums, sums + channels, 0);
@@ -228,9 +253,10 @@ void Normalize(const NormalizationSpec& spec, const uint8_t* x, const float* mea
 
 const ElementwiseKernels& ElementwiseReference() {
   static constexpr ElementwiseKernels kernels = {
-      "reference", Affine,      CopyRows,       Binary,           Lookup,          MaxTaps,       AverageTaps,
-      SumPixels,   ScaleSums,   QuantizePlanes, DequantizePlanes, ThresholdPlanes, ThresholdRows, BlendCodes,
-      BlendRows,   BlendPixels, ScaleFloats,    SumSquares,       SumPixelSquares, Normalize};
+      "reference",    Affine,     CopyRows,        Binary,         Lookup,           MaxTaps,
+      AverageTaps,    SumPixels,  ScaleSums,       QuantizePlanes, DequantizePlanes, ThresholdPlanes,
+      ThresholdRows,  BlendCodes, BlendRows,       BlendPixels,    ScaleFloats,      ResampleRow,
+      ResampleColumn, SumSquares, SumPixelSquares, Normalize};
   return kernels;
 }
 

@@ -20,6 +20,7 @@ std::unique_ptr<Operator> MakeOperator(GlobalAveragePoolNode node, const Operato
 std::unique_ptr<Operator> MakeOperator(ConcatNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(NormalizationNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(ResizeNode node, const OperatorOptions& options);
+std::unique_ptr<Operator> MakeOperator(ImageNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(DepthToSpaceNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(SoftmaxNode node, const OperatorOptions& options);
 std::unique_ptr<Operator> MakeOperator(QuantizeNode node, const OperatorOptions& options);

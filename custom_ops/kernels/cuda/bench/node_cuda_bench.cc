@@ -119,6 +119,16 @@ ResizeNode Resize() {
   return node;
 }
 
+ImageNode Picture(std::optional<int64_t> shorter_side, std::optional<ImageNode::Size> crop,
+                  std::optional<ImageNode::Size> letterbox) {
+  ImageNode node;
+  node.shorter_side = shorter_side;
+  node.crop = crop;
+  node.letterbox = letterbox;
+  node.table.resize(static_cast<size_t>(node.Channels()) * 256);
+  return node;
+}
+
 QuantizeNode Quantize(bool to_channels_last) {
   QuantizeNode node;
   node.grids = {Grid()};
@@ -162,6 +172,14 @@ std::vector<Row> Rows() {
                   Concat(2, false),
                   {Codes({16, 28, 28, 384}), Codes({16, 28, 28, 32})}});
   rows.push_back({"resize x2 40x40x256 b16", Resize(), {Codes({16, 40, 40, 256})}});
+  const ImageNode::Size square = {224, 224}, detector = {640, 640};
+  for (const int64_t batch : {1, 16}) {
+    const std::string of = " b" + std::to_string(batch);
+    rows.push_back(
+        {"image 375x500, 256, crop 224" + of, Picture(256, square, {}), {Codes({batch, 375, 500, 3})}});
+    rows.push_back(
+        {"image 960x1280, letterbox 640" + of, Picture({}, {}, detector), {Codes({batch, 960, 1280, 3})}});
+  }
   rows.push_back({"quantize 1000 b1", Quantize(false), {Floats({1, 1000})}});
   rows.push_back({"quantize to_channels_last 256x28x28 b16", Quantize(true), {Floats({16, 256, 28, 28})}});
   rows.push_back(

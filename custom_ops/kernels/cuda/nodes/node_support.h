@@ -48,6 +48,8 @@ PackedNodePtr Pack(const SliceOp& op, const Device& device);
 PackedNodePtr Pack(const SplitOp& op, const Device& device);
 PackedNodePtr Pack(const PadOp& op, const Device& device);
 PackedNodePtr Pack(const NearestOp& op, const Device& device);
+// image.cu
+PackedNodePtr Pack(const ImageNode& node, const Device& device);
 // fed_matmul.cu
 PackedNodePtr Pack(const FedMatmulNode& node, const Device& device);
 // softmax.cu

@@ -1,6 +1,7 @@
 // Random lowbit nodes; what they must give is computed by the CPU operators with their reference kernels.
 #include "kernels/cuda/tests/node_cases.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 
@@ -322,6 +323,32 @@ Case MakeResize(Draw& draw) {
   return c;
 }
 
+// Pictures that grow and shrink, cut off, in letterboxes, in either order of sides.
+Case MakeImage(Draw& draw) {
+  Case c;
+  ImageNode node;
+  node.filter = static_cast<ImageNode::Filter>(draw.Int(0, 2));
+  node.order = static_cast<ImageNode::Order>(draw.Int(0, 2));
+  node.y_signed = draw.Coin();
+  node.fill = static_cast<uint8_t>(draw.Int(0, 255));
+  node.centered = draw.Coin();
+  node.table = draw.Codes(node.Channels() * 256);
+  const ImageNode::Size size = {draw.Int(1, 60), draw.Int(1, 60)};
+  const int64_t mode = draw.Int(0, 3);
+  if (mode == 0) node.exact = size;
+  if (mode == 1) node.shorter_side = std::min<int64_t>(size.height, 24);
+  if (mode == 2) node.letterbox = size;
+  const std::vector<int64_t> dims = {draw.Int(1, 3), draw.Int(1, 90), draw.Int(1, 90), draw.Coin() ? 3 : 1};
+  if (mode != 2 && draw.Coin()) {
+    const ImageNode::Size resized = node.PlacementOf({dims[1], dims[2]}).resized;
+    node.crop = {draw.Int(1, std::min<int64_t>(resized.height, 40)),
+                 draw.Int(1, std::min<int64_t>(resized.width, 40))};
+  }
+  FeedCodes(c, draw, false, dims);
+  Finish(c, node);
+  return c;
+}
+
 Case MakeDepthToSpace(Draw& draw) {
   Case c;
   DepthToSpaceNode node;
@@ -414,6 +441,7 @@ const std::map<std::string, Maker>& Makers() {
       {"global_average_pool", MakeGlobalAveragePool},
       {"concat", MakeConcat},
       {"resize", MakeResize},
+      {"image", MakeImage},
       {"depth_to_space", MakeDepthToSpace},
       {"quantize", MakeQuantize},
       {"threshold", MakeThreshold},
