@@ -109,8 +109,10 @@ def _check_size(spec: Spec, name: str, dims: Sequence[int | None] | None) -> Non
         return
     exact = isinstance(spec.resize, tuple)
     largest = spec.resize if isinstance(spec.resize, tuple) else (spec.resize, spec.resize)
-    if any(side > most for side, most in zip(spec.crop, largest, strict=True)) if exact else (
-        min(spec.crop) > largest[0]
+    if (
+        any(side > most for side, most in zip(spec.crop, largest, strict=True))
+        if exact
+        else (min(spec.crop) > largest[0])
     ):
         raise LowBitError("--preprocess: crop= is larger than what resize= makes")
 
@@ -144,9 +146,7 @@ def _replace(
     )
 
 
-def _codes(
-    node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any], constants: dict[str, Array]
-) -> Array:
+def _codes(node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any], constants: dict[str, Array]) -> Array:
     """The codes of each of the 256 values of a pixel, [256, channels]."""
     from lowbit import ops
 
