@@ -300,7 +300,7 @@ bool TakesTrials() {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kPlanes};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

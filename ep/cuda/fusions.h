@@ -59,6 +59,9 @@ inline constexpr const char* kPaddedChannels = "padded_channels";
 // (ep/region/moves.h).
 inline constexpr const char* kStoredChannels = "stored_channels";
 
+// The same of tensors of few bits that become planes (ep/region/planes.h).
+inline constexpr const char* kPlanes = "planes";
+
 // A node as patterns see it.
 struct FusedNode {
   std::string_view op;

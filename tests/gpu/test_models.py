@@ -272,6 +272,39 @@ def test_binary_network(
         assert not [kernel for kernel in kernels if kernel.startswith(("plain", "mma"))], kernels
 
 
+@pytest.mark.parametrize("bits", [0, 2])
+def test_binary_network_in_planes(
+    bits: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes of one bit (bipolar) or two stay planes between convolutions and through a pooling, but not as residuals."""
+    graph = qonnx_graphs.QonnxGraph("planes", 4)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(value: str, terms: int) -> str:
+        if bits == 0:
+            return graph.quant(value, sign)
+        return graph.quant(graph.node("Relu", [value]), qonnx_graphs.Quant(np.float32(terms**0.5), bits, signed=0))
+
+    def layer(value: str, inputs: int, outputs: int) -> str:
+        weights = graph.weights((outputs, inputs, 3, 3), sign)
+        return graph.node("Conv", [value, weights], pads=[1, 1, 1, 1])
+
+    value = quantized(graph.input(["N", 128, "H", "W"], name="x"), 1)
+    value = quantized(layer(value, 128, 192), 128 * 9)
+    value = quantized(layer(value, 192, 64), 192 * 9)
+    value = graph.node("MaxPool", [value], kernel_shape=[2, 2], strides=[2, 2])
+    value = quantized(layer(value, 64, 128), 64 * 9)
+    graph.output(quantized(layer(value, 128, 64), 128 * 9), ["N", 64, None, None])
+    converted = lowbit.convert(graph.proto()).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, 128, 8, 10), (5, 128, 9, 21)):
+        feeds = {"x": graph.rng.normal(0, 1, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        in_planes = [step["to"] for step in _plan(capfd)["steps"] if "plane" in step["to"]]
+        assert len(in_planes) == 4, in_planes
+
+
 def _plan(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The one plan printed since the last call."""
     printed = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]

@@ -41,9 +41,9 @@ std::vector<BitPlace> BitPlaces(const ConvGeometry& g, int64_t step_bytes) {
   std::vector<BitPlace> places;
   for (int64_t tap = 0; tap < g.Taps(); ++tap) {
     for (int64_t channel = 0; channel < g.in_channels; ++channel) {
-      const int64_t word = channel / kBitWord * g.Taps() + tap, unit = channel % kBitWord / kBitUnit;
-      const int bit = BitOfChannel(static_cast<int>(channel % kBitUnit));
-      places.push_back({word / 2 * step_bytes + word % 2 * 8 * kBitWordBytes + unit * 4 + bit / 8,
+      const int64_t word = channel / kBitWord * g.Taps() + tap;
+      const int bit = BitOfChannel(static_cast<int>(channel % kBitWord));
+      places.push_back({word / 2 * step_bytes + word % 2 * 8 * kBitWordBytes + bit / 8,
                         static_cast<uint8_t>(1 << bit % 8)});
     }
   }
@@ -90,7 +90,7 @@ int64_t Places(const HaloLine& line, const ConvConfig& config) {
   return int64_t{line.Rows(config.tile_m)} * line.pitch;
 }
 
-// Behind weights, so many slots, and the planes of as many patches as there are stages.
+// Behind weights, slots of bytes, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
   const HaloLine line = LineOf(problem);
   return Steps(problem.geometry) * BitStepBytes(config.tile_n) +
@@ -103,6 +103,7 @@ int64_t BytesWith(const ConvProblem& problem, const ConvConfig& config, int slot
 
 // As many as are of use, or two where shared memory has no room for them.
 int Slots(const ConvProblem& problem, const ConvConfig& config) {
+  if (problem.planes.x > 0) return 0;
   const int slots = std::min(kMaxBitSlots, LineOf(problem).slabs * config.stages);
   return BytesWith(problem, config, slots) <= kBlockBytes ? slots : std::min(slots, 2);
 }
@@ -134,12 +135,17 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
   const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
-  const double patch = static_cast<double>(line.slabs) * line.PlaneBytes(config.tile_m),
-               cut = 0.012 * patch / tiles;
+  // What planes save was not measured.
+  const bool of_planes = problem.planes.x > 0;
+  const double slabs = of_planes ? 1 : line.slabs,
+               patch = of_planes ? static_cast<double>(problem.x.bits * Words(problem.geometry) *
+                                                       Places(line, config) * kBitWordBytes)
+                                 : slabs * line.PlaneBytes(config.tile_m),
+               cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n) + 0.022 * patch);
   const double rounds =
-      static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * line.slabs + cut + products * tiles);
+      static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * slabs + cut + products * tiles);
   const double work =
       at_once * static_cast<double>(each) * (cut + products + (problem.residual ? 1.72 * tile_n : 0));
   return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
@@ -190,6 +196,6 @@ const ConvRow kBitsRow = {
      .microseconds = Microseconds,
      .launcher = Launcher,
      .weights = &kBitWeights,
-     .traits = {.takes_floats = true}}};
+     .traits = {.takes_floats = true, .reads_planes = true, .stores_planes = true}}};
 
 }  // namespace lowbit::cuda

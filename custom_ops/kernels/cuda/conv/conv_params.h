@@ -75,6 +75,7 @@ struct PlaceParams {
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
 };
 inline constexpr int kMostPlaces = 3;
+inline constexpr int kMostPlanes = 2;
 
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
@@ -146,6 +147,7 @@ struct EpilogueParams {
   const float* values = nullptr;
   PlaceParams places[kMostPlaces];
   int place_count = 0;
+  int plane_count = 0;  // in which the codes leave (core/bit_planes.h); 0: as bytes
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;
@@ -158,7 +160,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return adds_in_tail ? Finish::kIntegersInTail : Finish::kIntegers;
   if (e.values != nullptr) return Finish::kFloatsOfValues;
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.border != nullptr || e.place_count > 0)
+  if (e.table != nullptr || e.border != nullptr || e.place_count > 0 || e.plane_count > 0)
     return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;

@@ -50,6 +50,7 @@ struct ConvProblem {
   bool is_bits = false;     // of a zero point of 1/2 (OfBits)
   bool borders = false;     // EpilogueParams::border
   bool has_places = false;  // EpilogueParams::places
+  TensorPlanes planes;      // what the input and the codes are
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -77,6 +78,7 @@ struct ConvTraits {
   bool is_reference = false;     // reads codes, zero points and bias as the node has them
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
+  bool reads_planes = false, stores_planes = false;  // stores: of sums in registers, in tiles of 64 channels
 };
 
 // Functions are pure but for the launcher that they return. `config` is one of the row's own.

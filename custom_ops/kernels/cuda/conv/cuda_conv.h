@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bit_planes.h"
 #include "core/conv.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/queue.h"
@@ -100,15 +101,21 @@ struct ConvPlaces {
   bool keeps_output = true;     // else codes are stored there alone
 };
 
-// Every configuration that computes this node exactly on this device, the cost model's choice first.
+// Every configuration that computes this node exactly on this device, the cost model's choice first. There may be
+// none for planes.
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape,
-                                         bool has_places = false);
+                                         bool has_places = false, const TensorPlanes& planes = {});
+// In how many planes kernels may read the node's input; 0: in none.
+int PlanesRead(const PackedConv& conv);
+// Of the best of the candidates; nullopt where there are none.
+std::optional<double> EstimateMicroseconds(const PackedConv& conv, const ConvShape& shape,
+                                           const TensorPlanes& planes);
 
 class ConvPlan;
 // Throws Error where `config` is none of the candidates or the shape is none of the node's.
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const std::optional<ConvConfig>& config = std::nullopt,
-                                         const ConvPlaces& places = {});
+                                         const ConvPlaces& places = {}, const TensorPlanes& planes = {});
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
 // The codes before the residual is added, by the plain kernel.
