@@ -28,8 +28,10 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits
   return device.capability == 90 && Fits(g, x, bits);
 }
 
-// [step][rows in eights][word][8][16], then the rows of ones of each step.
-int64_t WeightBytes(const ConvGeometry& g) { return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes; }
+// [step][rows in eights][word][8][16], then the rows of ones of each step, then what lies above and below an image.
+int64_t WeightBytes(const ConvGeometry& g) {
+  return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes + kMaxPitch * kBitWordBytes;
+}
 
 // Where the bits of the first row of B lie: byte and mask of each along K, steps being so far apart. The words of
 // channels come one after the other, each with all taps.

@@ -38,7 +38,7 @@ struct BitsParams : HaloParams {
   int x_bits = 1;                 // of the instance
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
-  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
   int words = 0, places = 0;      // of a plane of codes, of a word
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;

@@ -16,8 +16,6 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kElementsOfWord = kBitWordBytes / 8;  // of the tensor map
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The sum of 2^i * counts[i][at].
 template <int kBits, int kSums>
@@ -225,7 +223,8 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
   }
 };
 
-// Patches of planes, one for each stage, line by line of every word.
+// Patches of planes, one for each stage. Rows of the image are copied as they are, into lines whose other columns stay
+// 0; those above and below it are rows of zeros.
 template <int kTileN, int kBits, Finish kFinish>
 struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
   using Products = BitProducts<kTileN, kBits, kFinish>;
@@ -235,6 +234,7 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
   RingPlace place = {};
 
   __device__ __forceinline__ void SetUp() const {
+    ClearColumns();
     Products::SetUp(
         [&] {
           for (int i = 0; i < bits.stages; ++i) InitBarrier(empty(i), 4 * this->groups);
@@ -246,7 +246,6 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
           if (own.lane == 0) {
             InitBarrier(full(own.warp), 1);
             FenceBarrierInit();
-            if (own.warp == 0) PrefetchMap(this->map);
           }
           __syncwarp();
           WaitForPredecessors();
@@ -281,19 +280,38 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
   }
 
  private:
+  // The columns of all lines that are none of the image.
+  __device__ __forceinline__ void ClearColumns() const {
+    const int columns = bits.pitch - bits.in_w;
+    if (columns == 0) return;
+    const int count = bits.stages * kBits * bits.words * bits.patch_rows * columns;
+    uint8_t* const places = this->weights.data + this->all_planes;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      const int line = i / columns, column = i - line * columns,
+                at = column < bits.pad_left ? column : column + bits.in_w;
+      *reinterpret_cast<uint4*>(places + (line * bits.pitch + at) * kBitWordBytes) = make_uint4(0, 0, 0, 0);
+    }
+    FenceAsyncProxy();
+  }
+
   // By a warp.
   __device__ __forceinline__ void FetchPatch(int of_patch, int stage) const {
     const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch), words = kBits * bits.words,
-              line_bytes = bits.pitch * kBitWordBytes;
-    if (own.lane == 0) ArriveExpecting(full(stage), lines * words * line_bytes);
+              bytes = bits.in_w * kBitWordBytes;
+    if (own.lane == 0) ArriveExpecting(full(stage), lines * words * bytes);
     __syncwarp();
-    const uint32_t target = this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes;
+    const uint32_t target = this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes +
+                            bits.pad_left * kBitWordBytes;
+    const uint8_t* const zeros = bits.ones + bits.k_tiles * Products::kOnesBytes;
 #pragma unroll 1
     for (int i = own.lane; i < lines * words; i += 32) {
       const int word = i / lines, line = i - word * lines;
-      const auto start = PixelsOfPlaces::StartOf(bits, line0 + line);
-      RowCopy(target + word * this->word_bytes + line * line_bytes, this->map, start.x * kElementsOfWord,
-              start.y, start.image, word, full(stage));
+      const auto [y, x, image] = PixelsOfPlaces::StartOf(bits, line0 + line);
+      const bool is_inside = y >= 0 && y < bits.in_h && image < bits.images;
+      const int64_t row = (static_cast<int64_t>(word) * bits.images + image) * bits.in_h + y;
+      BulkCopy(target + word * this->word_bytes + line * bits.pitch * kBitWordBytes,
+               is_inside ? bits.x + row * bytes : zeros, bytes, full(stage));
     }
   }
 };
@@ -311,17 +329,6 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
 #endif
 }
 
-// The input in boxes of a row of `pitch` pixels of a word of a plane.
-cudaError_t EncodePlanes(const BitsParams& p, CUtensorMap* map) {
-  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
-  const cuuint64_t row = wide(p.in_w) * kBitWordBytes, image = row * wide(p.in_h);
-  const cuuint64_t sizes[] = {wide(p.in_w) * kElementsOfWord, wide(p.in_h), wide(p.images),
-                              wide(p.x_bits) * wide(p.words)};
-  const cuuint64_t strides[] = {row, image, image * wide(p.images)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.pitch * kElementsOfWord), 1, 1, 1};
-  return EncodeBoxes(map, p.x, sizes, strides, box, CU_TENSOR_MAP_DATA_TYPE_UINT64);
-}
-
 // Codes of few bits become few codes, on lines. Whatever else there is the general instances do.
 template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
@@ -335,9 +342,10 @@ Finish InstanceOf(const EpilogueParams& e) {
 template <bool kOfPlanes, int kTileN, int kBits>
 cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   using enum Finish;
-  CUtensorMap map;
-  const cudaError_t error = kOfPlanes ? EncodePlanes(p, &map) : EncodeRows(p, &map);
-  if (error != cudaSuccess) return error;
+  CUtensorMap map = {};
+  if constexpr (!kOfPlanes) {
+    if (const cudaError_t error = EncodeRows(p, &map); error != cudaSuccess) return error;
+  }
   const auto launch = [&](auto finish) {
     return LaunchKernel<ConvBits<kOfPlanes, kTileN, kBits, finish>>(
         options, {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},

@@ -136,6 +136,7 @@ void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void*
 // For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
-                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64);
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64,
+                    const TensorPlanes& planes = {});
 
 }  // namespace lowbit::cuda

@@ -17,19 +17,18 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
   if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
   const HaloLine line = LineOf(problem);
-  const int most_pitch = problem.planes.x > 0 ? 128 : 256;
-  return line.pitch <= most_pitch && line.tiles <= (kMaxBytes - 4096) / 64
+  return line.pitch <= kMaxPitch && line.tiles <= (kMaxBytes - 4096) / 64
              ? ""
-             : "an image of more than 256 columns, of planes 128, or of more places than 31 bits count";
+             : "an image of more than 256 columns, or of more places than 31 bits count";
 }
 
-// Rows in shared memory begin at multiples of 128 bytes, of planes as of bytes. A window that leaves a row on the right ends in the
+// Rows of bytes begin at multiples of 128 in shared memory. A window that leaves a row on the right ends in the
 // padding on the left of the next one.
 HaloLine LineOf(const ConvProblem& problem) {
   const ConvGeometry& g = problem.geometry;
   const ConvShape& s = problem.shape;
   const int64_t slab = problem.channels % 128 == 0 ? 128 : 64,
-                step = 128 / (problem.planes.x > 0 ? kPlaneWordBytes : slab);
+                step = problem.planes.x > 0 ? 1 : 128 / slab;
   const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
   const int64_t pitch =
       RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);

@@ -231,13 +231,14 @@ void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void*
 }
 
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
-                    const std::function<double(const ConvPlan&)>& measure, size_t limit) {
-  std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit,
+                    const TensorPlanes& planes) {
+  std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, false, planes);
   candidates.resize(std::min(candidates.size(), std::max<size_t>(limit, 1)));
   const ConvConfig* best = nullptr;
   double best_time = 0;
   for (const ConvConfig& candidate : candidates) {
-    const double time = measure(*PlanConv(conv, shape, candidate));
+    const double time = measure(*PlanConv(conv, shape, candidate, {}, planes));
     if (best == nullptr || time < best_time) {
       best = &candidate;
       best_time = time;

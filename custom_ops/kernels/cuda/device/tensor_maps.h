@@ -16,22 +16,17 @@ inline CUtensorMapSwizzle SwizzleOf(cuuint32_t row_bytes) {
 
 // A tensor of `sizes`, the innermost dim first, whose dim i + 1 has a step of strides[i] bytes, in boxes of
 // `box` elements. What lies past the last element of a dim is read as 0 and not written.
-// Elements are bytes, or eight of them, which nothing exchanges.
 template <size_t kRank>
 cudaError_t EncodeBoxes(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[kRank],
-                        const cuuint64_t* strides, const cuuint32_t (&box)[kRank],
-                        CUtensorMapDataType elements = CU_TENSOR_MAP_DATA_TYPE_UINT8) {
+                        const cuuint64_t* strides, const cuuint32_t (&box)[kRank]) {
   static const auto encode =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(DriverFunction("cuTensorMapEncodeTiled"));
   if (encode == nullptr) return cudaErrorNotSupported;
   cuuint32_t steps[kRank];
   for (cuuint32_t& step : steps) step = 1;
-  const CUtensorMapSwizzle swizzle =
-      elements == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? SwizzleOf(box[0]) : CU_TENSOR_MAP_SWIZZLE_NONE;
-  const CUresult result =
-      encode(map, elements, kRank, const_cast<void*>(data), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kRank, const_cast<void*>(data), sizes,
+                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, SwizzleOf(box[0]),
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -46,7 +46,6 @@ CUresult Encode(CUtensorMap* map, int rank, void* base, const cuuint64_t* sizes,
     if (i < rank && (sizes[i] == 0 || sizes[i] > (uint64_t{1} << 31))) return CUDA_ERROR_INVALID_VALUE;
     out.sizes[i] = i < rank ? static_cast<int>(sizes[i]) : 1;
   }
-  out.sizes[0] *= out.element_bytes;
   for (int i = 0; i + 1 < rank; ++i) {
     if (strides[i] % kAlignment != 0) return CUDA_ERROR_INVALID_VALUE;
     out.strides[i] = static_cast<int64_t>(strides[i]);
@@ -61,7 +60,7 @@ CUresult Encode(CUtensorMap* map, int rank, void* base, const cuuint64_t* sizes,
   return CUDA_SUCCESS;
 }
 
-CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* base,
                      const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                      const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
@@ -70,8 +69,6 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
     out.box[i] = i < rank ? static_cast<int>(box[i]) : 1;
     if (i < rank && (steps[i] != 1 || box[i] == 0 || box[i] > 256)) return CUDA_ERROR_INVALID_VALUE;
   }
-  out.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT64 ? 8 : 1;
-  out.box[0] *= out.element_bytes;
   return Encode(map, static_cast<int>(rank), base, sizes, strides, swizzle, out);
 }
 
@@ -81,7 +78,6 @@ CUresult EncodeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, vo
                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   if (rank != 4 || channels > 256 || pixels > 1024) return CUDA_ERROR_INVALID_VALUE;
   emulator::TensorMap out = {};
-  out.element_bytes = 1;
   out.box[0] = static_cast<int>(channels);
   out.box[1] = static_cast<int>(pixels);
   out.box[2] = out.box[3] = 1;

@@ -58,12 +58,10 @@ int InsideLine(const TensorMap& map, int first) {
 }
 
 void LoadLine(const TensorMap& map, const uint8_t* line, int first, uint8_t* shared) {
-  if (first < 0 && (map.element_bytes == 1 || first % kChunk != 0))
-    Fail("a box begins before the first channel, or inside a chunk");
+  const int inside = line == nullptr ? 0 : InsideLine(map, first);
   for (int i = 0; i < map.box[0]; i += kChunk) {
     uint8_t* const to = Swizzled(shared + i, map.swizzle);
-    const bool is_outside = line == nullptr || first + i < 0;
-    const int count = is_outside ? 0 : std::clamp(map.sizes[0] - first - i, 0, kChunk);
+    const int count = std::clamp(inside - i, 0, kChunk);
     if (count > 0) std::memcpy(to, line + first + i, static_cast<size_t>(count));
     std::memset(to + count, 0, static_cast<size_t>(kChunk - count));
   }
@@ -143,8 +141,7 @@ void Transfer(std::function<void()> copy, uint8_t* barrier, int bytes) {
 
 void LoadBox(const TensorMap& map, const int (&at)[4], uint8_t* shared) {
   CheckBox(shared);
-  const int first = at[0] * map.element_bytes;
-  ForEachLine(map, at, shared, [&](const uint8_t* line, uint8_t* to) { LoadLine(map, line, first, to); });
+  ForEachLine(map, at, shared, [&](const uint8_t* line, uint8_t* to) { LoadLine(map, line, at[0], to); });
 }
 
 void StoreBox(const TensorMap& map, const int (&at)[4], uint8_t* shared) {

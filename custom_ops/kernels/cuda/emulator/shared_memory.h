@@ -31,15 +31,13 @@ void WaitForParity(uint8_t* barrier, uint32_t parity);
 // `copy`, then the bytes count at `barrier`; now or later.
 void Transfer(std::function<void()> copy, uint8_t* barrier, int bytes);
 
-// What cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col make: dim 0 is counted in bytes, where boxes begin in
-// elements.
+// What cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col make: dim 0 is counted in bytes.
 struct TensorMap {
   uint8_t* base;
   int64_t strides[3];  // of dims 1 to 3
   int sizes[4], box[4], steps[4];
   int lower[2], upper[2];  // of the first pixels of windows (im2col): columns, rows
   int swizzle;             // its span in bytes, 0: none
-  int element_bytes;
 };
 // A box at `at` from the tensor to shared memory, or back.
 void LoadBox(const TensorMap& map, const int (&at)[4], uint8_t* shared);

@@ -23,7 +23,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/bit_planes.h"
 #include "core/epilogue.h"
 #include "core/status.h"
 #include "kernels/cuda/conv/conv_row.h"
@@ -31,13 +30,13 @@
 #include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/tiles.h"
-#include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/tests/draws.h"
+#include "kernels/cuda/tests/host_planes.h"
 #include "kernels/reference/conv_reference.h"
 
 namespace {
@@ -733,24 +732,6 @@ uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
   return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
 }
 
-// Codes as planes (core/bit_planes.h).
-std::vector<uint8_t> AsPlanes(const std::vector<uint8_t>& codes, int64_t channels, int planes) {
-  const int64_t pixels = static_cast<int64_t>(codes.size()) / channels;
-  const int64_t dims[] = {pixels, channels}, words = (channels + kPlaneChannels - 1) / kPlaneChannels;
-  std::vector<uint8_t> out(static_cast<size_t>(PlaneBytes(dims, planes)));
-  for (int64_t i = 0; i < pixels * channels; ++i) {
-    const int64_t channel = i % channels;
-    const int bit = cuda::BitOfChannel(static_cast<int>(channel % kPlaneChannels));
-    for (int plane = 0; plane < planes; ++plane) {
-      const int64_t word = (plane * words + channel / kPlaneChannels) * pixels + i / channels;
-      const int code = codes[static_cast<size_t>(i)];
-      out[static_cast<size_t>(word * kPlaneWordBytes + bit / 8)] |=
-          static_cast<uint8_t>((code >> plane & 1) << bit % 8);
-    }
-  }
-  return out;
-}
-
 // What a node of class "planes" reads and stores: the input, the codes or both in planes, as kernels take them.
 TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed) {
   TensorPlanes planes;
@@ -871,8 +852,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
   const TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
-  if (planes.x > 0) x = AsPlanes(x, g.in_channels, planes.x);
-  if (planes.y > 0) expected = AsPlanes(expected, g.out_channels, planes.y);
+  if (planes.x > 0) x = cuda::AsPlanes(x, g.in_channels, planes.x);
+  if (planes.y > 0) expected = cuda::AsPlanes(expected, g.out_channels, planes.y);
   const size_t y_bytes = expected.size();
   const int64_t elements = planes.y > 0 ? static_cast<int64_t>(y_bytes) : outputs;
   std::vector<uint8_t> found(y_bytes + guard);
