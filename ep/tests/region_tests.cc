@@ -349,8 +349,8 @@ void TestPlanes() {
   PlaneBackend backend;
   backend.bits = {{&a, 2}, {&pool, 0}, {&b, 2}, {&c, 1}};
   const std::vector<bool> may = {false, true, true, true, false};
-  std::vector<PlaneStep> steps = {{&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3},
-                                  {&c, {shape}, {3}, 4}};
+  std::vector<PlaneStep> steps = {
+      {&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3}, {&c, {shape}, {3}, 4}};
   const auto chosen = [&] { return ChoosePlanes(backend, steps, may); };
   Expect(chosen() == std::vector<int>{0, 2, 2, 1, 0}, "each tensor has the planes that its readers read");
   backend.of_planes = 2;

@@ -21,7 +21,7 @@ int64_t OnesOffset(const ConvGeometry& g) { return Steps(g) * Rows(g) * kBitRowB
 // than those of bytes nearly everywhere.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit == 1 && g.group == 1 && !g.transposed &&
-         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1 && g.Taps() > 1;
+         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1;
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
@@ -76,8 +76,8 @@ constexpr const char* kNoFewBits =
     "signed codes, weights or codes of more bits, a stride, or channels that are no multiple of 64";
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
-  // Whose codes are read once, and are no less to read than by kernels of bytes: 1.1 to 1.5 times as slow.
-  if (problem.geometry.Taps() == 1) return "a window of one tap";
+  // Whose bytes are read once, and are no less to read than by kernels of bytes: 1.1 to 1.5 times as slow.
+  if (problem.geometry.Taps() == 1 && problem.planes.x == 0) return "a window of one tap, of bytes";
   if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   if (!problem.floats) return "sums that are rounded as integers";
@@ -165,6 +165,13 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   bits.words = static_cast<int>(Words(g));
   bits.places = static_cast<int>(Places(line, config));
   bits.slots = Slots(problem, config);
+  const ConvShape& s = problem.shape;
+  bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
+  if (problem.planes.x > 0 && problem.IsFlat()) {  // an image of rows of `pitch` pixels
+    bits.images = 1;
+    bits.in_w = bits.out_w = bits.pitch;
+    bits.in_h = bits.out_h = bits.image_rows;
+  }
   // The place of each word along K from that of the tile.
   std::vector<int> from;
   for (int word = 0; word < bits.words; ++word) {

@@ -40,6 +40,7 @@ struct BitsParams : HaloParams {
   int w_shift = 0, w_lowest = 0;  // WeightBits
   const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
   int words = 0, places = 0;      // of a plane of codes, of a word
+  int pixels = 0;                 // of the input, the last row of which may have fewer than in_w
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
 };

@@ -301,17 +301,22 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
               bytes = bits.in_w * kBitWordBytes;
     if (own.lane == 0) ArriveExpecting(full(stage), lines * words * bytes);
     __syncwarp();
-    const uint32_t target = this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes +
-                            bits.pad_left * kBitWordBytes;
+    const uint32_t target =
+        this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes + bits.pad_left * kBitWordBytes;
     const uint8_t* const zeros = bits.ones + bits.k_tiles * Products::kOnesBytes;
 #pragma unroll 1
     for (int i = own.lane; i < lines * words; i += 32) {
       const int word = i / lines, line = i - word * lines;
       const auto [y, x, image] = PixelsOfPlaces::StartOf(bits, line0 + line);
       const bool is_inside = y >= 0 && y < bits.in_h && image < bits.images;
-      const int64_t row = (static_cast<int64_t>(word) * bits.images + image) * bits.in_h + y;
-      BulkCopy(target + word * this->word_bytes + line * bits.pitch * kBitWordBytes,
-               is_inside ? bits.x + row * bytes : zeros, bytes, full(stage));
+      const int first = (image * bits.in_h + y) * bits.in_w,
+                of_image = is_inside ? min(bits.pixels - first, bits.in_w) * kBitWordBytes : 0;
+      const uint32_t to = target + word * this->word_bytes + line * bits.pitch * kBitWordBytes;
+      if (of_image > 0) {
+        const int64_t pixel = static_cast<int64_t>(word) * bits.pixels + first;
+        BulkCopy(to, bits.x + pixel * kBitWordBytes, of_image, full(stage));
+      }
+      if (of_image < bytes) BulkCopy(to + of_image, zeros, bytes - of_image, full(stage));
     }
   }
 };
@@ -321,8 +326,8 @@ template <bool kOfPlanes, int kTileN, int kBits, Finish kFinish>
 __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = std::conditional_t<kOfPlanes, PlanePatches<kTileN, kBits, kFinish>,
-                                      BitPatches<kTileN, kBits, kFinish>>;
+  using Pipeline =
+      std::conditional_t<kOfPlanes, PlanePatches<kTileN, kBits, kFinish>, BitPatches<kTileN, kBits, kFinish>>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{{{p, map, fixed, SharedTiles(unaligned)}, p}});
@@ -333,8 +338,9 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
 template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  const bool is_own = finish == Finish::kWordsTail ||
-                      (!kOfPlanes && (finish == Finish::kWordsTailOnLine || finish == Finish::kFloatsOfValues));
+  const bool is_own =
+      finish == Finish::kWordsTail ||
+      (!kOfPlanes && (finish == Finish::kWordsTailOnLine || finish == Finish::kFloatsOfValues));
   if (is_own) return finish;
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
@@ -348,8 +354,9 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   }
   const auto launch = [&](auto finish) {
     return LaunchKernel<ConvBits<kOfPlanes, kTileN, kBits, finish>>(
-        options, {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},
-        p, map);
+        options,
+        {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
+        map);
   };
   const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
   if constexpr (kOfPlanes) {

@@ -47,10 +47,10 @@ struct ConvProblem {
   // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the
   // image is read as 0 and made good for (borders).
   int32_t zero = 0;
-  bool is_bits = false;     // of a zero point of 1/2 (OfBits)
-  bool borders = false;     // EpilogueParams::border
-  bool has_places = false;  // EpilogueParams::places
-  TensorPlanes planes;      // what the input and the codes are
+  bool is_bits = false;      // of a zero point of 1/2 (OfBits)
+  bool borders = false;      // EpilogueParams::border
+  bool has_places = false;   // EpilogueParams::places
+  TensorPlanes planes = {};  // what the input and the codes are
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }

@@ -108,7 +108,9 @@ class PackedMatmul final : public PackedNode {
   int PlanesRead() const override { return cuda::PlanesRead(*conv_); }
   std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
     const ConvShape shape = ShapeOf(fed[0]);
-    if (shape.OutPixels() == 0) return std::nullopt;
+    // What a product flattens are no channels of one pixel.
+    const bool flattens = planes.x > 0 && fed[0].dims.back() != geometry_.in_channels;
+    if (shape.OutPixels() == 0 || flattens) return std::nullopt;
     return EstimateMicroseconds(*conv_, shape, planes);
   }
   PackedNodePtr InPlanes(const TensorPlanes& planes) const override {

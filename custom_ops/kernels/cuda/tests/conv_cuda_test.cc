@@ -155,7 +155,13 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "planes") g.out_channels = 64 * Int(1, 5);
+    if (kind == "planes") {
+      g.out_channels = 64 * Int(1, 5);
+      if (Coin(0.3)) {  // pixels in a row
+        g.kernel_h = g.kernel_w = 1;
+        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+      }
+    }
     if (has_few_bits && Coin(0.2)) {  // whose patches have more slabs than there are slots
       s = {1, Int(3, 16), Int(3, 16), 0, 0};
       g.in_channels = 128 * Int(4, 8);
@@ -218,6 +224,14 @@ class Generator : public cuda::Draws {
     do {
       Operands(node.spec);
     } while ((has_few_bits && !HasFewBits(node.spec)) || (kind == "bipolar" && !IsBipolar(node.spec)));
+    if (kind == "planes" && Coin(0.7)) {  // which are rare among the others
+      ConvSpec& spec = node.spec;
+      spec.x = {static_cast<int>(Int(1, 2)), Encoding::kUnsigned};
+      spec.x_zero_point = Code(spec.x);
+      spec.w = {1, Coin() ? Encoding::kSigned : Encoding::kBipolar};
+      spec.weights = Codes(spec.w, g.out_channels * g.K());
+      spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+    }
     do {
       node.spec.epilogue = {};
       MakeEpilogue(node.spec);
@@ -858,7 +872,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   const int64_t elements = planes.y > 0 ? static_cast<int64_t>(y_bytes) : outputs;
   std::vector<uint8_t> found(y_bytes + guard);
   Places places;
-  if (!has_planes && spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 && generator.Coin(0.3))
+  if (!has_planes && spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 &&
+      generator.Coin(0.3))
     places = Places(generator, g.out_channels, expected);
   std::vector<cuda::ConvConfig> configs =
       cuda::CandidateConfigs(*packed, s, !places.Where().list.empty(), planes);
@@ -1265,8 +1280,9 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep",
-                             "channels", "group", "depthwise", "stem", "transposed", "many pixels", "planes"}) {
+    for (const char* kind :
+         {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep", "channels",
+          "group", "depthwise", "stem", "transposed", "many pixels", "planes"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;
