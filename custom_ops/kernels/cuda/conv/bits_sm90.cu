@@ -307,9 +307,9 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
 #pragma unroll 1
     for (int i = own.lane; i < lines * words; i += 32) {
       const int word = i / lines, line = i - word * lines;
-      const auto [y, x, image] = PixelsOfPlaces::StartOf(bits, line0 + line);
-      const bool is_inside = y >= 0 && y < bits.in_h && image < bits.images;
-      const int first = (image * bits.in_h + y) * bits.in_w,
+      const auto start = PixelsOfPlaces::StartOf(bits, line0 + line);
+      const bool is_inside = start.y >= 0 && start.y < bits.in_h && start.image < bits.images;
+      const int first = (start.image * bits.in_h + start.y) * bits.in_w,
                 of_image = is_inside ? min(bits.pixels - first, bits.in_w) * kBitWordBytes : 0;
       const uint32_t to = target + word * this->word_bytes + line * bits.pitch * kBitWordBytes;
       if (of_image > 0) {
