@@ -410,7 +410,7 @@ class Planner {
 
 std::string PlaceText(const Location& place) {
   static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
-  const std::string text = kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+  std::string text = kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
   if (place.planes == 0) return text;
   return text + " (" + std::to_string(place.planes) + (place.planes == 1 ? " plane)" : " planes)");
 }
@@ -428,7 +428,10 @@ void PrintPlaces(std::span<const Location> places, std::ostream& text) {
 std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
   if (steps[i].with_next != nullptr) return steps[i].with_next->Text() + " with the next";
   if (i > 0 && steps[i - 1].with_next != nullptr) return steps[i - 1].with_next->Text() + " with the last";
-  return steps[i].plan->Text();
+  const std::vector<Location>& fed = steps[i].fed;
+  const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
+  return steps[i].plan->Text() + (reads_planes ? ", reads planes" : "") +
+         (makes_planes ? ", makes planes" : "");
 }
 
 }  // namespace
