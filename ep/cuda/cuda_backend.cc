@@ -228,7 +228,7 @@ class CudaBackend final : public Backend {
   }
 
   int PlanesRead(const Step& step) const override {
-    const bool may = !reference_ && !cuda::IsLeftOut(kPlanes);
+    const bool may = !reference_ && TakesTrials() && !cuda::IsLeftOut(kPlanes);
     return may ? static_cast<const CudaStep&>(step).Node().PlanesRead() : 0;
   }
   bool KeepsPlanes(const Step& step) const override {

@@ -289,6 +289,8 @@ constexpr Fusion kFusions[] = {
      PackDequantized},
 };
 
+}  // namespace
+
 bool TakesTrials() {
   static const bool takes = [] {
     const char* const text = std::getenv("LOWBIT_CUDA_TRIALS");
@@ -296,8 +298,6 @@ bool TakesTrials() {
   }();
   return takes;
 }
-
-}  // namespace
 
 void RequireKnownKernels() {
   std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kPlanes};

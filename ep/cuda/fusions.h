@@ -48,7 +48,7 @@ struct Fusion {
   // The step. `packed`: as of Backend::CreateStep. Throws Error.
   std::unique_ptr<cuda::PackedNode> (*pack)(Specs specs, const cuda::Device& device, Tuner& tuner,
                                             std::span<const uint8_t> packed);
-  // Its kernel ran on the emulated GPU alone so far: it is taken where LOWBIT_CUDA_TRIALS is 1.
+  // Its kernel ran on the emulated GPU alone so far (TakesTrials).
   bool on_trial = false;
 };
 
@@ -59,8 +59,11 @@ inline constexpr const char* kPaddedChannels = "padded_channels";
 // (ep/region/moves.h).
 inline constexpr const char* kStoredChannels = "stored_channels";
 
-// The same of tensors of few bits that become planes (ep/region/planes.h).
+// The same of tensors of few bits that become planes (ep/region/planes.h), which are on trial.
 inline constexpr const char* kPlanes = "planes";
+
+// Whether what ran on the emulated GPU alone so far is taken: LOWBIT_CUDA_TRIALS is 1.
+bool TakesTrials();
 
 // A node as patterns see it.
 struct FusedNode {
