@@ -78,7 +78,8 @@ struct ConvTraits {
   bool is_reference = false;     // reads codes, zero points and bias as the node has them
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
-  bool reads_planes = false, stores_planes = false;  // stores: of sums in registers, in tiles of 64 channels
+  bool reads_planes = false;
+  bool stores_planes = false;  // of sums that are floats in registers, in tiles of 64 channels
 };
 
 // Functions are pure but for the launcher that they return. `config` is one of the row's own.

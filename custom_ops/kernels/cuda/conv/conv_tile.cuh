@@ -427,6 +427,11 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
   });
 }
 
+// Whether codes of sums that are finished so may be stored as planes. No others carry the code for it.
+template <Finish kFinish>
+inline constexpr bool kMayHavePlanes =
+    kFinish == Finish::kAny || kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+
 // Stores a tile of staged codes as planes: four threads make a pixel's word of each, 16 bytes in a row, or half of
 // it where a tile has no more channels. Words of eight pixels are a line of 128 bytes.
 template <int kTileM, int kTileN, int kThreads, typename PixelOf>
@@ -495,10 +500,10 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
       }
       if (p.y == nullptr) return;
     }
-    if constexpr (kTileN % (kPlaneChannels / 2) == 0) {
-      if (p.epilogue.plane_count > 0)
-        return StorePlanes<kTileM, kTileN, kThreads>(p, at, staging, thread, pixel_of);
-    }
+  }
+  if constexpr (kMayHavePlanes<kFinish> && kTileN % (kPlaneChannels / 2) == 0) {
+    if (p.epilogue.plane_count > 0)
+      return StorePlanes<kTileM, kTileN, kThreads>(p, at, staging, thread, pixel_of);
   }
   chunks.ForEach([&](int offset, unsigned index, int, int) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =

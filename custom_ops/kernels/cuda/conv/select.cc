@@ -92,7 +92,8 @@ std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& de
       row->add_candidates(problem, device, out);
   }
   std::erase_if(out, [&](const ConvConfig& config) {
-    const bool may_store = SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
+    const bool may_store =
+        problem.floats && SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
     return IsLeftOut(config) || (planes.y > 0 && !may_store);
   });
   const std::vector<double> estimates = SortByEstimate(
