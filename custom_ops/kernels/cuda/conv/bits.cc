@@ -25,7 +25,7 @@ bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
-  return device.capability == 90 && Fits(g, x, bits);
+  return device.capability == 90 && Fits(g, x, bits) && Steps(g) <= kMaxHaloWeights;
 }
 
 // [step][rows in eights][word][8][16], then the rows of ones of each step, then what lies above and below an image.
