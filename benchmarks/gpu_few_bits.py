@@ -68,12 +68,14 @@ def with_norms(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def seeded(network: str, bits: int, *, qonnx: bool = False, norms: bool = False) -> Path:
-    """A network of `lowbit.models` with so many bits, converted, in the work folder."""
+def seeded(
+    network: str, bits: int, *, w_bits: int | None = None, qonnx: bool = False, norms: bool = False
+) -> Path:
+    """A network of `lowbit.models` with so many bits, of weights `w_bits`, converted, in the work folder."""
     suffix = ("_qonnx" if qonnx else "") + ("_norms" if norms else "")
-    path = WORK / f"{network}_w{bits}a{bits}{suffix}_few.lowbit.onnx"
+    path = WORK / f"{network}_w{w_bits or bits}a{bits}{suffix}_few.lowbit.onnx"
     if not path.exists():
-        model = build(network, bits, bits, batch="N")
+        model = build(network, w_bits or bits, bits, batch="N")
         if qonnx:
             model = lowbit.export(lowbit.convert(model).model, to="qonnx").model
         lowbit.convert(with_norms(model) if norms else model, path, overwrite=True)
@@ -162,6 +164,8 @@ def networks(cnv: Path) -> dict[str, dict[str, Path]]:
             BASE: seeded("resnet18", 8),
             "w4a4": seeded("resnet18", 4),
             "w2a2": seeded("resnet18", 2),
+            "w1a2": seeded("resnet18", 2, w_bits=1),
+            "w1a1": seeded("resnet18", 1),
             "QONNX w2a2": seeded("resnet18", 2, qonnx=True),
             "QONNX w2a2, normalized": seeded("resnet18", 2, qonnx=True, norms=True),
             "QONNX w4a4, normalized": seeded("resnet18", 4, qonnx=True, norms=True),

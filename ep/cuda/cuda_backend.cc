@@ -276,6 +276,21 @@ class CudaBackend final : public Backend {
     return static_cast<const CudaStep&>(step).Storing(moves, keeps_output);
   }
 
+  int PlanesRead(const Step& step) const override {
+    const bool may = !reference_ && TakesTrials() && !cuda::IsLeftOut(kPlanes);
+    return may ? static_cast<const CudaStep&>(step).Node().PlanesRead() : 0;
+  }
+  bool KeepsPlanes(const Step& step) const override {
+    return static_cast<const CudaStep&>(step).Node().KeepsPlanes();
+  }
+  std::optional<double> Microseconds(const Step& step, std::span<const TensorShape> fed,
+                                     const TensorPlanes& planes) const override {
+    return static_cast<const CudaStep&>(step).Node().Microseconds(fed, planes);
+  }
+  std::unique_ptr<const Step> InPlanes(const Step& step, const TensorPlanes& planes) const override {
+    return static_cast<const CudaStep&>(step).InPlanes(planes);
+  }
+
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     if (!IsLowBit(node)) return {};
     try {

@@ -289,6 +289,8 @@ constexpr Fusion kFusions[] = {
      PackDequantized},
 };
 
+}  // namespace
+
 bool TakesTrials() {
   static const bool takes = [] {
     const char* const text = std::getenv("LOWBIT_CUDA_TRIALS");
@@ -297,10 +299,8 @@ bool TakesTrials() {
   return takes;
 }
 
-}  // namespace
-
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

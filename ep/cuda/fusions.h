@@ -48,7 +48,7 @@ struct Fusion {
   // The step. `packed`: as of Backend::CreateStep. Throws Error.
   std::unique_ptr<cuda::PackedNode> (*pack)(Specs specs, const cuda::Device& device, Tuner& tuner,
                                             std::span<const uint8_t> packed);
-  // Its kernel ran on the emulated GPU alone so far: it is taken where LOWBIT_CUDA_TRIALS is 1.
+  // Its kernel ran on the emulated GPU alone so far (TakesTrials).
   bool on_trial = false;
 };
 
@@ -61,6 +61,12 @@ inline constexpr const char* kStoredChannels = "stored_channels";
 
 // The same of a float tensor that is added to what a product makes, and the Relu or Clip behind the sum.
 inline constexpr const char* kFloatSum = "float_sum";
+
+// The same of tensors of few bits that become planes (ep/region/planes.h), which are on trial.
+inline constexpr const char* kPlanes = "planes";
+
+// Whether what ran on the emulated GPU alone so far is taken: LOWBIT_CUDA_TRIALS is 1.
+bool TakesTrials();
 
 // A node as patterns see it.
 struct FusedNode {

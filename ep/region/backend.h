@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bit_planes.h"
 #include "core/nodes.h"
 #include "core/thread_pool.h"
 #include "ep/region/graph.h"
@@ -124,6 +125,27 @@ class Backend {
   virtual std::unique_ptr<const Step> Storing(const Step& step, std::span<const ChannelMove> moves,
                                               bool keeps_output) const {
     (void)step, (void)moves, (void)keeps_output;
+    return nullptr;
+  }
+  // In how many planes (core/bit_planes.h) the step may read the first tensor that it is fed; 0: in none.
+  virtual int PlanesRead(const Step& step) const {
+    (void)step;
+    return 0;
+  }
+  // Whether it makes planes of planes, as many as there are.
+  virtual bool KeepsPlanes(const Step& step) const {
+    (void)step;
+    return false;
+  }
+  // The estimated time of the step, fed `fed`; nullopt where it is not known, or no kernel reads and makes such planes.
+  virtual std::optional<double> Microseconds(const Step& step, std::span<const TensorShape> fed,
+                                             const TensorPlanes& planes) const {
+    (void)step, (void)fed, (void)planes;
+    return std::nullopt;
+  }
+  // The step that does, where there is an estimate.
+  virtual std::unique_ptr<const Step> InPlanes(const Step& step, const TensorPlanes& planes) const {
+    (void)step, (void)planes;
     return nullptr;
   }
   // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.

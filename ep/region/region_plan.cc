@@ -10,6 +10,7 @@
 #include "core/plan_output.h"
 #include "core/status.h"
 #include "ep/region/memory_plan.h"
+#include "ep/region/planes.h"
 
 namespace lowbit::ep {
 namespace {
@@ -46,6 +47,7 @@ class Planner {
         leaves_(region_->values),
         homes_(region_->values),
         lifetime_of_(region_->values),
+        planes_(region_->values),
         stores_(region_->ops.size()),
         is_moved_(region_->ops.size()) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
@@ -63,6 +65,7 @@ class Planner {
     InferShapes();
     PlaceOutputs();
     FindStores();
+    FindPlanes();
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -168,10 +171,16 @@ class Planner {
     std::optional<size_t>& index = lifetime_of_[root];
     if (!index) {
       index = lifetimes_.size();
-      lifetimes_.push_back({BytesOf(shapes_[root]), now, now});
+      lifetimes_.push_back({BytesAt(root), now, now});
     }
     lifetimes_[*index].last = now;
-    return {Location::Kind::kWorkspace, *index};
+    return {Location::Kind::kWorkspace, *index, planes_[root]};
+  }
+
+  // Of what lies in the memory of a root.
+  size_t BytesAt(size_t root) const {
+    const TensorShape& shape = shapes_[root];
+    return planes_[root] > 0 ? static_cast<size_t>(PlaneBytes(shape.dims, planes_[root])) : BytesOf(shape);
   }
 
   // What a step stores in tensors that other nodes make of its output.
@@ -219,6 +228,27 @@ class Planner {
     }
     for (auto& [maker, stores] : more) stores_[maker] = std::move(stores);
     return true;
+  }
+
+  // Tensors of the workspace may become planes of bits, unless they have other dims, too, or pieces, or are stored channel
+  // by channel.
+  void FindPlanes() {
+    std::vector<bool> may(region_->values);
+    std::vector<PlaneStep> steps;
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
+      const size_t root = At(op.output);
+      may[root] = !homes_[root] && !leaves_[root] && stores_[i].moves.empty();
+      PlaneStep& step = steps.emplace_back(PlaneStep{op.step.get(), FedShapes(op), {}, root});
+      for (const ValueId id : op.fed) step.reads.push_back(Root(id));
+    }
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (is_moved_[i]) may[At(op.output)] = false;
+      if (op.reshape || (op.step != nullptr && IsPiece(op.output))) may[Root(op.fed[0])] = false;
+    }
+    planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 
   // Whether a step that runs, or the caller, reads what lies there.
@@ -275,8 +305,7 @@ class Planner {
     const auto reads =
         std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == from; });
     if (homes_[from] || homes_[to] || last_readers[from] != &op || reads != 1 ||
-        BytesOf(shapes_[from]) != BytesOf(shapes_[to]) ||
-        BytesOf(shapes_[At(op.fed[*over])]) != BytesOf(shapes_[to])) {
+        BytesAt(from) != BytesAt(to) || BytesOf(shapes_[At(op.fed[*over])]) != BytesAt(to)) {
       return;
     }
     lifetime_of_[to] = lifetime_of_[from];
@@ -289,14 +318,20 @@ class Planner {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
       const bool has_stores = !stores_[i].moves.empty();
+      const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
+      const bool has_planes = planes != TensorPlanes{};
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
         if (has_stores) {
           AddStoringStep(op, stores_[i]);
+        } else if (has_planes) {
+          const Step& step = *plan_.variants.emplace_back(region_->backend->InPlanes(*op.step, planes));
+          AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
         } else {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
-        before = has_stores || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
+        const bool is_alone = has_stores || has_planes;
+        before = is_alone || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
@@ -310,7 +345,7 @@ class Planner {
     shapes.reserve(fed.size());
     for (const ValueId id : fed) shapes.push_back(shapes_[At(id)]);
     const Step& step =
-        *plan_.storing.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output));
+        *plan_.variants.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output));
     AddStep(op.name, op.nodes, step, fed, shapes,
             Use(stores.keeps_output ? op.output : stores.tensors.front()));
     plan_.steps.back().stores = stores.tensors.size();
@@ -365,6 +400,7 @@ class Planner {
   std::vector<bool> leaves_;                        // what an output of the region lies in
   std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
+  std::vector<int> planes_;                         // of roots
   std::vector<Stores> stores_;                      // by op
   std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
   std::vector<size_t> copied_;                      // outputs that are copied at the end
@@ -374,7 +410,9 @@ class Planner {
 
 std::string PlaceText(const Location& place) {
   static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
-  return kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+  std::string text = kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+  if (place.planes == 0) return text;
+  return text + " (" + std::to_string(place.planes) + (place.planes == 1 ? " plane)" : " planes)");
 }
 
 std::span<const Location> FedOf(const PlannedStep& step) {
@@ -390,7 +428,10 @@ void PrintPlaces(std::span<const Location> places, std::ostream& text) {
 std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
   if (steps[i].with_next != nullptr) return steps[i].with_next->Text() + " with the next";
   if (i > 0 && steps[i - 1].with_next != nullptr) return steps[i - 1].with_next->Text() + " with the last";
-  return steps[i].plan->Text();
+  const std::vector<Location>& fed = steps[i].fed;
+  const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
+  return steps[i].plan->Text() + (reads_planes ? ", reads planes" : "") +
+         (makes_planes ? ", makes planes" : "");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "ep/cpu/cpu_backend.h"
@@ -12,6 +13,7 @@
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/partition.h"
+#include "ep/region/planes.h"
 #include "ep/region/tune_region.h"
 #include "ep/tests/fake_backend.h"
 #include "ep/tests/graph_builder.h"
@@ -323,6 +325,41 @@ void TestStoredChannels() {
   Expect(Equal(RunProgram(*Program::Compile(builder.graph, few), inputs), Evaluate(builder.graph, inputs)) &&
              few->faults == 0,
          "more places than a step has");
+}
+
+// Steps that read codes of so many bits, or, with 0, keep what they are fed.
+class PlaneBackend final : public FakeBackend {
+ public:
+  std::map<const Step*, int> bits;
+  double of_planes = 0.5;  // the time of a tensor in planes, where one of bytes has 1
+
+  int PlanesRead(const Step& step) const override { return bits.at(&step); }
+  bool KeepsPlanes(const Step& step) const override { return bits.at(&step) == 0; }
+  std::optional<double> Microseconds(const Step& step, std::span<const TensorShape>,
+                                     const TensorPlanes& planes) const override {
+    if (KeepsPlanes(step) && planes.x != planes.y) return std::nullopt;
+    return (planes.x > 0 ? of_planes : 1) + (planes.y > 0 ? of_planes : 1);
+  }
+};
+
+// 0 -> a -> 1 -> pool -> 2 -> b -> 3 -> c -> 4
+void TestPlanes() {
+  const FakeCopyStep a, pool, b, c;
+  const TensorShape shape{ElementType::kUInt8, {2, 3, 3, 64}};
+  PlaneBackend backend;
+  backend.bits = {{&a, 2}, {&pool, 0}, {&b, 2}, {&c, 1}};
+  const std::vector<bool> may = {false, true, true, true, false};
+  std::vector<PlaneStep> steps = {
+      {&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3}, {&c, {shape}, {3}, 4}};
+  const auto chosen = [&] { return ChoosePlanes(backend, steps, may); };
+  Expect(chosen() == std::vector<int>{0, 2, 2, 1, 0}, "each tensor has the planes that its readers read");
+  backend.of_planes = 2;
+  Expect(chosen() == std::vector<int>(5), "planes that take longer");
+  backend.of_planes = 0.5;
+  steps[3].reads.push_back(2);  // residuals
+  Expect(chosen() == std::vector<int>{0, 0, 0, 1, 0}, "residuals and what is pooled into them are bytes");
+  steps[3].reads = {2};
+  Expect(chosen() == std::vector<int>(5), "readers of different bits, and a tensor without any");
 }
 
 // Blocks with a shortcut around each: the sums lie where the shortcuts did.
@@ -1376,6 +1413,7 @@ int main() {
   TestParts();
   TestPartsInPlace();
   TestStoredChannels();
+  TestPlanes();
   TestOverwriting();
   TestStepsTogether();
   TestErrorsNameTheNode();

@@ -17,7 +17,7 @@ from tests.dialects.graphs.builder import Graph, Quant
 from tests.dialects.graphs.random_network import random_network
 from tests.dialects.test_export import single_node
 from tests.ep.graphs import Network, bottleneck, images
-from tests.gpu.support import assert_equal, compare, gpu_session, whole_on_gpu
+from tests.gpu.support import assert_equal, compare, gpu_session, in_new_process, whole_on_gpu
 from tests.numerics import random_nodes
 from tests.support import lowbit_session, require_native
 from tests.tools.conftest import qdq_conv
@@ -271,6 +271,53 @@ def test_binary_network(
         kernels = [step["kernel"] for step in _plan(capfd)["steps"] if "node_Conv" in step["nodes"][0]]
         assert len(kernels) == 2
         assert not [kernel for kernel in kernels if kernel.startswith(("plain", "mma"))], kernels
+
+
+@pytest.mark.parametrize("bits", [0, 2])
+def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
+    """Codes of one bit (bipolar) or two are planes of bits between convolutions and through a pooling.
+
+    Without kernels of bytes no estimate is against them.
+    """
+    graph = qonnx_graphs.QonnxGraph("planes", 4)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(value: str, terms: int) -> str:
+        if bits == 0:
+            return graph.quant(value, sign)
+        quant = qonnx_graphs.Quant(np.float32(terms**0.5), bits, signed=0)
+        return graph.quant(graph.node("Relu", [value]), quant)
+
+    def layer(value: str, inputs: int, outputs: int, kernel: int = 3) -> str:
+        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
+        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4)
+
+    value = quantized(graph.input(["N", 128, "H", "W"], name="x"), 1)
+    value = quantized(layer(value, 128, 192), 128 * 9)
+    value = quantized(layer(value, 192, 64), 192 * 9)
+    value = graph.node("MaxPool", [value], kernel_shape=[2, 2], strides=[2, 2])
+    value = quantized(layer(value, 64, 128), 64 * 9)
+    graph.output(quantized(layer(value, 128, 64, 1), 128), ["N", 64, None, None])
+    path = tmp_path / "planes.lowbit.onnx"
+    lowbit.convert(graph.proto(), path)
+    code = f"""
+import numpy as np, onnx
+from tests.gpu.support import assert_equal, whole_on_gpu
+from tests.support import lowbit_session
+model = onnx.load({str(path)!r})
+on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
+for shape in ((1, 128, 8, 10), (3, 128, 9, 7)):
+    feeds = {{"x": np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)}}
+    assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{{shape}}")
+"""
+    left_out = "halo,windows,wgmma,mma,team,vector"
+    variables = {"LOWBIT_PRINT_PLAN": "json", "LOWBIT_CUDA_WITHOUT": left_out, "LOWBIT_CUDA_TRIALS": "1"}
+    lines = in_new_process(code, variables)["stderr"].splitlines()
+    printed = [json.loads(line) for line in lines if line.startswith("{")]
+    plans = [each["steps"] for each in printed if each["lowbit"] == "region"]
+    assert len(plans) == 2
+    for steps in plans:
+        assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
 
 
 def _plan(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:

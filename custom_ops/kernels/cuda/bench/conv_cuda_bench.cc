@@ -3,6 +3,7 @@
 // a sum on the CPU.
 //   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE] [--layer NAME] [--batch N] [--config TEXT]
 //   lowbit_cuda_bench --bits 2,4 ..     weights of 2 bits by codes of 4, products of the APNN-TC paper besides
+//   lowbit_cuda_bench --bits 1,2 --planes 1,1 ..   the same in planes: of the input, of the output; layers that have them
 //   lowbit_cuda_bench --pairs FILE      two convolutions whose outputs are added alone; FILE as above
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
@@ -31,6 +32,7 @@
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/left_out.h"
+#include "kernels/cuda/tests/host_planes.h"
 
 namespace {
 
@@ -83,11 +85,12 @@ double Microseconds(const GraphTimer& timer, const ConvPlan& plan, const void* x
 
 // Some elements of y, recomputed.
 void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<uint8_t>& x,
-                  const uint8_t* device_y, std::mt19937& random, const std::string& what) {
+                  const uint8_t* device_y, int y_planes, std::mt19937& random, const std::string& what) {
   const ConvGeometry& g = spec.geometry;
   std::vector<uint8_t> y(static_cast<size_t>(s.OutPixels() * g.out_channels));
   Check(cudaDeviceSynchronize(), what.c_str());
   Check(cudaMemcpy(y.data(), device_y, y.size(), cudaMemcpyDeviceToHost), "copy y");
+  if (y_planes > 0) y = FromPlanes(y, static_cast<int64_t>(y.size()), g.out_channels, y_planes);
   for (int sample = 0; sample < 500; ++sample) {
     const int64_t index = static_cast<int64_t>(random() % y.size());
     const int64_t c = index % g.out_channels, pixel = index / g.out_channels, ox = pixel % s.out_w,
@@ -347,6 +350,7 @@ int main(int argc, char** argv) {
     std::string only_layer, only_batch, only_config, csv_path, pairs_path, commit = "?", date = "?";
     size_t limit = 64;
     Variant variant;
+    TensorPlanes has_planes;  // 1: as many as the codes have bits
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string option = argv[i];
       if (option == "--csv") csv_path = argv[i + 1];
@@ -359,6 +363,10 @@ int main(int argc, char** argv) {
       if (option == "--bits") {
         char comma = 0;
         std::istringstream(argv[i + 1]) >> variant.weight_bits >> comma >> variant.x_bits;
+      }
+      if (option == "--planes") {
+        char comma = 0;
+        std::istringstream(argv[i + 1]) >> has_planes.x >> comma >> has_planes.y;
       }
       if (option == "--limit") limit = static_cast<size_t>(std::atoll(argv[i + 1]));
     }
@@ -378,6 +386,7 @@ int main(int argc, char** argv) {
       csv << "layer,batch,m,n,k,config,tile_m,tile_n,stages,splits,estimate,us\n";
     }
     const bool has_few_bits = variant.x_bits < 8;
+    const TensorPlanes planes{has_planes.x * variant.x_bits, has_planes.y * variant.x_bits};
     std::cout
         << "# ResNet-50's convolutions on the GPU, weights of " << variant.weight_bits << " bits, codes of "
         << variant.x_bits << "\n\n"
@@ -411,12 +420,14 @@ int main(int argc, char** argv) {
         const ConvSpec spec = MakeSpec(layer, random, variant);
         const int64_t out = (layer.size + 2 * layer.pad - layer.kernel) / layer.stride + 1;
         const ConvShape shape{batch, layer.size, layer.size, out, out};
+        const auto packed = cuda::PackConv(spec, device);
+        if (cuda::CandidateConfigs(*packed, shape, false, planes).empty()) continue;
         std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in));
         for (auto& v : x) v = static_cast<uint8_t>(random() % (1 << variant.x_bits));
         DeviceBuffer device_x(x.size()), device_y(static_cast<size_t>(shape.OutPixels() * layer.out)),
             workspace(kWorkspaceBytes);
-        Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
-        const auto packed = cuda::PackConv(spec, device);
+        const std::vector<uint8_t> given = planes.x > 0 ? AsPlanes(x, layer.in, planes.x) : x;
+        Check(cudaMemcpy(device_x.Get(), given.data(), given.size(), cudaMemcpyHostToDevice), "copy x");
         const auto measure = [&](const cuda::ConvPlan& plan, bool overlap, int replays) {
           Require(cuda::PlanWorkspaceBytes(plan) <= kWorkspaceBytes, "workspace too small");
           const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
@@ -425,10 +436,10 @@ int main(int argc, char** argv) {
           const bool plain = cuda::PlanConfig(plan).kernel == &cuda::PlainKernel();
           const double time = Microseconds(timer, plan, device_x.Get(), device_y.Get(), workspace.Get(),
                                            overlap, plain ? 4 : 40, replays);
-          CheckSamples(spec, shape, x, device_y.Get(), random, what);
+          CheckSamples(spec, shape, x, device_y.Get(), planes.y, random, what);
           return time;
         };
-        const cuda::ConvProblem problem = packed->Problem(shape);
+        const cuda::ConvProblem problem = packed->Problem(shape, false, planes);
         const cuda::ConvConfig tuned = cuda::TuneConv(
             packed, shape,
             [&](const cuda::ConvPlan& plan) {
@@ -443,12 +454,12 @@ int main(int argc, char** argv) {
               }
               return time;
             },
-            limit);
-        const cuda::ConvConfig chosen = cuda::CandidateConfigs(*packed, shape).front();
-        const double tuned_time = measure(*cuda::PlanConv(packed, shape, tuned), true, 9);
-        const double chosen_time =
-            chosen == tuned ? tuned_time : measure(*cuda::PlanConv(packed, shape, chosen), true, 9);
-        const double serial_time = measure(*cuda::PlanConv(packed, shape, tuned), false, 9);
+            limit, planes);
+        const cuda::ConvConfig chosen = cuda::CandidateConfigs(*packed, shape, false, planes).front();
+        const auto plan = [&](const ConvConfig& of) { return PlanConv(packed, shape, of, {}, planes); };
+        const double tuned_time = measure(*plan(tuned), true, 9);
+        const double chosen_time = chosen == tuned ? tuned_time : measure(*plan(chosen), true, 9);
+        const double serial_time = measure(*plan(tuned), false, 9);
         // No peer was recorded for fewer bits.
         const double peer = has_few_bits ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
         at_or_below += tuned_time <= peer ? 1 : 0;

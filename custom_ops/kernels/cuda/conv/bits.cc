@@ -21,15 +21,17 @@ int64_t OnesOffset(const ConvGeometry& g) { return Steps(g) * Rows(g) * kBitRowB
 // than those of bytes nearly everywhere.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit == 1 && g.group == 1 && !g.transposed &&
-         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1 && g.Taps() > 1;
+         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1;
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
-  return device.capability == 90 && Fits(g, x, bits);
+  return device.capability == 90 && Fits(g, x, bits) && Steps(g) <= kMaxHaloWeights;
 }
 
-// [step][rows in eights][word][8][16], then the rows of ones of each step.
-int64_t WeightBytes(const ConvGeometry& g) { return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes; }
+// [step][rows in eights][word][8][16], then the rows of ones of each step, then what lies above and below an image.
+int64_t WeightBytes(const ConvGeometry& g) {
+  return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes + kMaxPitch * kBitWordBytes;
+}
 
 // Where the bits of the first row of B lie: byte and mask of each along K, steps being so far apart. The words of
 // channels come one after the other, each with all taps.
@@ -41,9 +43,9 @@ std::vector<BitPlace> BitPlaces(const ConvGeometry& g, int64_t step_bytes) {
   std::vector<BitPlace> places;
   for (int64_t tap = 0; tap < g.Taps(); ++tap) {
     for (int64_t channel = 0; channel < g.in_channels; ++channel) {
-      const int64_t word = channel / kBitWord * g.Taps() + tap, unit = channel % kBitWord / kBitUnit;
-      const int bit = BitOfChannel(static_cast<int>(channel % kBitUnit));
-      places.push_back({word / 2 * step_bytes + word % 2 * 8 * kBitWordBytes + unit * 4 + bit / 8,
+      const int64_t word = channel / kBitWord * g.Taps() + tap;
+      const int bit = BitOfChannel(static_cast<int>(channel % kBitWord));
+      places.push_back({word / 2 * step_bytes + word % 2 * 8 * kBitWordBytes + bit / 8,
                         static_cast<uint8_t>(1 << bit % 8)});
     }
   }
@@ -74,8 +76,8 @@ constexpr const char* kNoFewBits =
     "signed codes, weights or codes of more bits, a stride, or channels that are no multiple of 64";
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
-  // Whose codes are read once, and are no less to read than by kernels of bytes: 1.1 to 1.5 times as slow.
-  if (problem.geometry.Taps() == 1) return "a window of one tap";
+  // Whose bytes are read once, and are no less to read than by kernels of bytes: 1.1 to 1.5 times as slow.
+  if (problem.geometry.Taps() == 1 && problem.planes.x == 0) return "a window of one tap, of bytes";
   if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   if (!problem.floats) return "sums that are rounded as integers";
@@ -90,7 +92,7 @@ int64_t Places(const HaloLine& line, const ConvConfig& config) {
   return int64_t{line.Rows(config.tile_m)} * line.pitch;
 }
 
-// Behind weights, so many slots, and the planes of as many patches as there are stages.
+// Behind weights, slots of bytes, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
   const HaloLine line = LineOf(problem);
   return Steps(problem.geometry) * BitStepBytes(config.tile_n) +
@@ -103,6 +105,7 @@ int64_t BytesWith(const ConvProblem& problem, const ConvConfig& config, int slot
 
 // As many as are of use, or two where shared memory has no room for them.
 int Slots(const ConvProblem& problem, const ConvConfig& config) {
+  if (problem.planes.x > 0) return 0;
   const int slots = std::min(kMaxBitSlots, LineOf(problem).slabs * config.stages);
   return BytesWith(problem, config, slots) <= kBlockBytes ? slots : std::min(slots, 2);
 }
@@ -134,12 +137,17 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
   const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
-  const double patch = static_cast<double>(line.slabs) * line.PlaneBytes(config.tile_m),
-               cut = 0.012 * patch / tiles;
+  // What planes save was not measured.
+  const bool of_planes = problem.planes.x > 0;
+  const double slabs = of_planes ? 1 : line.slabs,
+               patch = of_planes ? static_cast<double>(problem.x.bits * Words(problem.geometry) *
+                                                       Places(line, config) * kBitWordBytes)
+                                 : slabs * line.PlaneBytes(config.tile_m),
+               cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n) + 0.022 * patch);
   const double rounds =
-      static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * line.slabs + cut + products * tiles);
+      static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * slabs + cut + products * tiles);
   const double work =
       at_once * static_cast<double>(each) * (cut + products + (problem.residual ? 1.72 * tile_n : 0));
   return (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
@@ -157,6 +165,13 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   bits.words = static_cast<int>(Words(g));
   bits.places = static_cast<int>(Places(line, config));
   bits.slots = Slots(problem, config);
+  const ConvShape& s = problem.shape;
+  bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
+  if (problem.planes.x > 0 && problem.IsFlat()) {  // an image of rows of `pitch` pixels
+    bits.images = 1;
+    bits.in_w = bits.out_w = bits.pitch;
+    bits.in_h = bits.out_h = bits.image_rows;
+  }
   // The place of each word along K from that of the tile.
   std::vector<int> from;
   for (int word = 0; word < bits.words; ++word) {
@@ -190,6 +205,6 @@ const ConvRow kBitsRow = {
      .microseconds = Microseconds,
      .launcher = Launcher,
      .weights = &kBitWeights,
-     .traits = {.takes_floats = true}}};
+     .traits = {.takes_floats = true, .reads_planes = true, .stores_planes = true}}};
 
 }  // namespace lowbit::cuda

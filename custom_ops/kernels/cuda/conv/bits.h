@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/bit_planes.h"
 #include "kernels/cuda/conv/halo.h"
 
 namespace lowbit::cuda {
@@ -13,15 +14,14 @@ struct WeightLayout;
 extern const ConvRow kBitsRow;
 extern const WeightLayout kBitWeights;
 
-// Codes of so many channels of a place are a word of each plane. A step along K multiplies two words: of channels or
-// of taps.
-inline constexpr int kBitWord = 128, kBitUnit = 32, kUnitsOfWord = kBitWord / kBitUnit,
-                     kBitWordBytes = kBitWord / 8;
+// Codes of so many channels of a place are a word of each plane (core/bit_planes.h). A step along K multiplies two
+// words: of channels or of taps.
+inline constexpr int kBitWord = kPlaneChannels, kBitWordBytes = kPlaneWordBytes;
 // A step has 32 bytes of each row of B, rows in eights as wgmma reads them without swizzle. Rows of ones follow the
 // channels': they count a pixel's own bits.
 inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
 
-// Slabs of bytes on their way to planes.
+// Slabs of bytes on their way to planes, or patches that come as planes.
 inline constexpr int kMaxBitSlots = 4;
 
 constexpr int BitStepBytes(int tile_n) { return (tile_n + kOnesRows) * kBitRowBytes; }
@@ -38,9 +38,11 @@ struct BitsParams : HaloParams {
   int x_bits = 1;                 // of the instance
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
-  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B
+  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
   int words = 0, places = 0;      // of a plane of codes, of a word
-  int slots = 0;                  // for slabs of bytes; there are as many planes for patches as stages
+  int pixels = 0;                 // of the input, the last row of which may have fewer than in_w
+  // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
+  int slots = 0;
 };
 
 cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);

@@ -4,10 +4,12 @@
 //   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
 // and ones in the place of weights count the bits of q for the last term.
 //
-// Codes come as bytes, in the patches of halo_sm90.cu. A block's threads cut a patch into planes of bits once,
-// whatever the window has taps: 128 channels of a place are a word of 16 bytes of each plane, the words of
-// neighbouring places lie side by side, so that eight of them are what wgmma wants together, and any place may be
-// the first. What lies outside of the image is 0 and counts nowhere.
+// 128 channels of a place are a word of 16 bytes of each plane, the words of neighbouring places lie side by side, so
+// that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
+// 0 and counts nowhere.
+//
+// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; or as bytes, in the patches of
+// halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps.
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/halo_patches.cuh"
 
@@ -15,63 +17,102 @@ namespace lowbit::cuda {
 namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Bits of a and b, those of a where `mask` has them.
-__device__ __forceinline__ unsigned Select(unsigned mask, unsigned a, unsigned b) {
-  return (a & mask) | (b & ~mask);
-}
-
-// The planes of 32 codes below 2^kBits, a byte each in eight words, which are added up before they are taken
-// apart, since no bits of theirs meet: bit 8 j + k of a plane is of byte j of word k / 2 + k % 2 * 4
-// (BitOfChannel).
-template <int kBits>
-__device__ __forceinline__ void SliceCodes(const uint4& low, const uint4& high, unsigned (&planes)[kBits]) {
-  static_assert(kBits == 1 || kBits == 2);
-  const unsigned even = low.x + low.y * 4 + low.z * 16 + low.w * 64,
-                 odd = high.x + high.y * 4 + high.z * 16 + high.w * 64;
-  if constexpr (kBits == 1) {
-    planes[0] = even + 2 * odd;
-  } else {
-    planes[0] = Select(0x55555555u, even, odd << 1);
-    planes[1] = Select(0x55555555u, even >> 1, odd);
-  }
-}
-
 // The sum of 2^i * counts[i][at].
 template <int kBits, int kSums>
 __device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int at) {
   return kBits == 1 ? counts[0][at] : counts[0][at] + 2 * counts[kBits - 1][at];
 }
 
+// What both kinds of patches share: products of words, and what becomes of the counts.
 template <int kTileN, int kBits, Finish kFinish>
-struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
+struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
   using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
-  using Patches::at, Patches::behind_weights, Patches::column, Patches::fixed, Patches::groups,
-      Patches::kSums, Patches::own, Patches::patch, Patches::patches, Patches::tile, Patches::tiles,
-      Patches::weights;
+  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::tile,
+      Patches::tiles, Patches::weights;
   static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
-                       kStepBytes = BitStepBytes(kTileN),
-                       kCutBarrier = 8;  // behind those of warpgroups
+                       kStepBytes = BitStepBytes(kTileN);
   // Of each plane of codes; behind a thread's sums of channels those of rows of ones.
   using Counts = int[kBits][kSums + kOnesRows / 2];
 
   const BitsParams& bits;
-  // Slabs of all patches pass through the slots.
   const Barriers full = this->patch_barriers, empty = {full(kMaxBitSlots)};
-  const int slabs = patches * bits.slabs;
-  // Of a plane of a patch, and where planes begin, behind all slots.
+  // Of a plane of a patch, and where planes begin, behind all slots of bytes.
   const int word_bytes = bits.places * kBitWordBytes, bit_plane_bytes = bits.words * word_bytes,
             all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
+
+  // What is fetched of the i-th step.
+  __device__ __forceinline__ void FetchStep(int i, uint32_t target, uint32_t barrier) const {
+    BulkCopy(target, bits.weights + (i * bits.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
+    BulkCopy(target + kRowsBytes, bits.ones + i * kOnesBytes, kOnesBytes, barrier);
+  }
+
+  // The counts of a tile, whose patch has its planes there. A warpgroup without a tile multiplies one again: around
+  // products the compiler wants no branch.
+  __device__ __forceinline__ void Count(int planes, Counts& counts) {
+    const int first = min(tile, tiles.last - 1) * 64 - this->FirstLine(patch) * bits.pitch;
+    AddSteps(weights.at + planes + first * kBitWordBytes, counts);
+  }
+
+  __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
+    int sums[kSums];
+    // A thread's rows, eight apart.
+    const int of_codes[] = {SumOfBits(counts, kSums), SumOfBits(counts, kSums + 2)};
+    BeginWithBias(fixed.state, column, sums);
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      sums[j] += (SumOfBits(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
+    }
+    this->AddPadding(sums);
+    this->Finish(sums);
+  }
+
+ private:
+  static __device__ __forceinline__ void Hold(Counts& counts) {
+#pragma unroll
+    for (auto& of_plane : counts) HoldRegisters(of_plane);
+  }
+
+  // Adds the products of all steps with the planes whose first place is at `source`.
+  __device__ __forceinline__ void AddSteps(uint32_t source, Counts& counts) {
+    const uint32_t a = (source & 0x3FFFF) >> 4;
+    uint64_t b = PlainDescriptor(weights.at);
+    Hold(counts);
+#pragma unroll 1
+    for (int step = 0; step < bits.k_tiles; ++step, b += kStepBytes >> 4) {
+      this->WaitForWeights(step);
+      WgmmaFence();
+      const uint32_t part = a + bits.step[step];
+#pragma unroll
+      for (int i = 0; i < kBits; ++i) {
+        MultiplyBits<kTileN + kOnesRows>(counts[i], PlacesDescriptor(part + i * (bit_plane_bytes >> 4)), b);
+      }
+    }
+    WgmmaCommit();
+    this->FetchAddends();
+    WgmmaWait<0>();
+    Hold(counts);
+  }
+};
+
+// Patches of bytes.
+template <int kTileN, int kBits, Finish kFinish>
+struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
+  using Products = BitProducts<kTileN, kBits, kFinish>;
+  using Products::behind_weights, Products::bits, Products::bit_plane_bytes, Products::empty, Products::full,
+      Products::groups, Products::own, Products::patch, Products::patches, Products::weights,
+      Products::word_bytes;
+  static constexpr int kCutBarrier = 8;  // behind those of warpgroups
+
+  // Slabs of all patches pass through the slots.
+  const int slabs = patches * bits.slabs;
   RingPlace slot = {};  // of the next slab to cut
 
   __device__ __forceinline__ void SetUp() const {
-    Patches::SetUp(
+    Products::SetUp(
         [&] {
           for (int i = 0; i < bits.slots; ++i) InitBarrier(empty(i), 4 * groups);
         },
-        [&](int k, uint32_t target, uint32_t barrier) {
-          BulkCopy(target, bits.weights + (k * bits.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
-          BulkCopy(target + kRowsBytes, bits.ones + k * kOnesBytes, kOnesBytes, barrier);
-        },
+        [&](int i, uint32_t target, uint32_t barrier) { this->FetchStep(i, target, barrier); },
         [&] {
           static_assert(kMaxBitSlots <= 4, "a warp for each slot");
           if (own.warp >= min(bits.slots, slabs)) return;
@@ -105,31 +146,14 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots
   __device__ __forceinline__ bool HasTile() const { return patch < patches; }
 
   __device__ __forceinline__ void MakeTile() {
-    const int planes = all_planes + patch % bits.stages * kBits * bit_plane_bytes;
+    const int planes = this->all_planes + patch % bits.stages * kBits * bit_plane_bytes;
     CutPatch(planes);
-    Counts counts = {};
-    // A warpgroup without a tile multiplies one again: around products the compiler wants no branch.
-    const int first = min(tile, tiles.last - 1) * 64 - this->FirstLine(patch) * bits.pitch;
-    AddSteps(weights.at + planes + first * kBitWordBytes, counts);
-    if (tile >= tiles.last) return;
-    int sums[kSums];
-    // A thread's rows, eight apart.
-    const int of_codes[] = {SumOfBits(counts, kSums), SumOfBits(counts, kSums + 2)};
-    BeginWithBias(fixed.state, column, sums);
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      sums[j] += (SumOfBits(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
-    }
-    this->AddPadding(sums);
-    this->Finish(sums);
+    typename Products::Counts counts = {};
+    this->Count(planes, counts);
+    if (this->tile < this->tiles.last) this->FinishCounts(counts);
   }
 
  private:
-  static __device__ __forceinline__ void Hold(Counts& counts) {
-#pragma unroll
-    for (auto& of_plane : counts) HoldRegisters(of_plane);
-  }
-
   // By a warp.
   __device__ __forceinline__ void FetchSlab(int of_patch, int slab, int to_slot) const {
     const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch),
@@ -163,102 +187,199 @@ struct BitPatches : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots
     SyncThreads(kCutBarrier, groups * kWarpgroup);
   }
 
-  // Two or four threads read what there is of a place.
+  // Four threads read what there is of a place, each its bytes of every chunk.
   template <int kSlabBytes>
   __device__ __forceinline__ void CutSlab(int slab, int planes, int places) const {
-    constexpr int kUnits = kSlabBytes / kBitUnit, kSwizzle = kSlabBytes == 128 ? 0x70 : 0x30;
-    const int unit = own.lane % kUnits, channel = slab * kSlabBytes + unit * kBitUnit,
-              from = bits.k_tiles * kStepBytes + slot.stage * bits.plane_bytes + unit * kBitUnit,
-              to = planes + channel / kBitWord * word_bytes + channel % kBitWord / kBitUnit * 4,
-              step = groups * kWarpgroup / kUnits;
-    const bool is_half = kUnits == 2 && slab % 2 == 0 && slab + 1 == bits.slabs;  // of the last word
+    constexpr int kSwizzle = kSlabBytes == 128 ? 0x70 : 0x30;
+    const int own_bytes = own.lane % 4 * 4, word = slab * kSlabBytes / kBitWord,
+              from = bits.k_tiles * Products::kStepBytes + slot.stage * bits.plane_bytes,
+              to = planes + word * word_bytes + own_bytes, step = groups * kWarpgroup / 4;
+    // Of slabs that are half a word.
+    const bool is_second = slab % 2 != 0, is_alone = !is_second && slab + 1 == bits.slabs;
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x) / kUnits; i < places; i += step) {
+    for (int i = static_cast<int>(threadIdx.x) / 4; i < places; i += step) {
       const int place = from + i * kSlabBytes, exchanged = place >> 3 & kSwizzle;
-      unsigned cuts[kBits];
-      SliceCodes(*reinterpret_cast<const uint4*>(weights.data + (place ^ exchanged)),
-                 *reinterpret_cast<const uint4*>(weights.data + ((place + 16) ^ exchanged)), cuts);
+      unsigned halves[2][kBits] = {};
+#pragma unroll
+      for (int half = 0; half < kSlabBytes / 64; ++half) {
+        unsigned codes[4];
+#pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          const int chunk_at = (place + (half * 4 + chunk) * 16) ^ exchanged;
+          codes[chunk] = *reinterpret_cast<const unsigned*>(weights.data + chunk_at + own_bytes);
+        }
+        HalvesOfPlanes(codes, halves[half]);
+      }
 #pragma unroll
       for (int plane = 0; plane < kBits; ++plane) {
-        unsigned* const word =
-            reinterpret_cast<unsigned*>(weights.data + to + plane * bit_plane_bytes + i * kBitWordBytes);
-        *word = cuts[plane];
-        if (is_half) word[kUnits] = 0;
+        uint8_t* const out = weights.data + to + plane * bit_plane_bytes + i * kBitWordBytes;
+        if (kSlabBytes == kBitWord || is_alone) {
+          *reinterpret_cast<unsigned*>(out) = JoinHalves(halves[0][plane], halves[1][plane]);
+        } else {
+          reinterpret_cast<uint16_t*>(out)[is_second] = static_cast<uint16_t>(halves[0][plane]);
+        }
       }
     }
   }
+};
 
-  // Adds the products of all steps with the planes whose first place is at `source`.
-  __device__ __forceinline__ void AddSteps(uint32_t source, Counts& counts) {
-    const uint32_t a = (source & 0x3FFFF) >> 4;
-    uint64_t b = PlainDescriptor(weights.at);
-    Hold(counts);
+// Patches of planes, one for each stage. Rows of the image are copied as they are, into lines whose other columns stay
+// 0; those above and below it are rows of zeros.
+template <int kTileN, int kBits, Finish kFinish>
+struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
+  using Products = BitProducts<kTileN, kBits, kFinish>;
+  using Products::bits, Products::bit_plane_bytes, Products::empty, Products::full, Products::own,
+      Products::patch, Products::patches;
+
+  RingPlace place = {};
+
+  __device__ __forceinline__ void SetUp() const {
+    ClearColumns();
+    Products::SetUp(
+        [&] {
+          for (int i = 0; i < bits.stages; ++i) InitBarrier(empty(i), 4 * this->groups);
+        },
+        [&](int i, uint32_t target, uint32_t barrier) { this->FetchStep(i, target, barrier); },
+        [&] {
+          static_assert(kMaxBitSlots <= 4, "a warp for each stage");
+          if (own.warp >= min(bits.stages, patches)) return;
+          if (own.lane == 0) {
+            InitBarrier(full(own.warp), 1);
+            FenceBarrierInit();
+          }
+          __syncwarp();
+          WaitForPredecessors();
+          FetchPatch(own.warp, own.warp);
+        });
+  }
+
+  __device__ __forceinline__ void Load() const {
+    RingPlace to;
 #pragma unroll 1
-    for (int step = 0; step < bits.k_tiles; ++step, b += kStepBytes >> 4) {
-      this->WaitForWeights(step);
-      WgmmaFence();
-      const uint32_t part = a + bits.step[step];
-#pragma unroll
-      for (int i = 0; i < kBits; ++i) {
-        MultiplyBits<kTileN + kOnesRows>(counts[i], PlacesDescriptor(part + i * (bit_plane_bytes >> 4)), b);
-      }
+    for (int i = bits.stages; i < patches; ++i, to.Step(bits.stages)) {
+      WaitBarrier(empty(to.stage), to.parity);
+      FetchPatch(i, to.stage);
+      __syncwarp();
     }
-    WgmmaCommit();
-    this->FetchAddends();
-    WgmmaWait<0>();
-    Hold(counts);
+  }
+
+  __device__ __forceinline__ void MakeTile() {
+    WaitBarrier(full(place.stage), place.parity);
+    typename Products::Counts counts = {};
+    this->Count(this->all_planes + place.stage * kBits * bit_plane_bytes, counts);
+    if (patch + bits.stages < patches) {
+      __syncwarp();
+      if (own.lane == 0) Arrive(empty(place.stage));
+    }
+    this->FinishCounts(counts);
+  }
+
+  __device__ __forceinline__ void Step() {
+    Products::Step();
+    place.Step(bits.stages);
+  }
+
+ private:
+  // The columns of all lines that are none of the image.
+  __device__ __forceinline__ void ClearColumns() const {
+    const int columns = bits.pitch - bits.in_w;
+    if (columns == 0) return;
+    const int count = bits.stages * kBits * bits.words * bits.patch_rows * columns;
+    uint8_t* const places = this->weights.data + this->all_planes;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      const int line = i / columns, column = i - line * columns,
+                at = column < bits.pad_left ? column : column + bits.in_w;
+      *reinterpret_cast<uint4*>(places + (line * bits.pitch + at) * kBitWordBytes) = make_uint4(0, 0, 0, 0);
+    }
+    FenceAsyncProxy();
+  }
+
+  // By a warp.
+  __device__ __forceinline__ void FetchPatch(int of_patch, int stage) const {
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch), words = kBits * bits.words,
+              bytes = bits.in_w * kBitWordBytes;
+    if (own.lane == 0) ArriveExpecting(full(stage), lines * words * bytes);
+    __syncwarp();
+    const uint32_t target =
+        this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes + bits.pad_left * kBitWordBytes;
+    const uint8_t* const zeros = bits.ones + bits.k_tiles * Products::kOnesBytes;
+#pragma unroll 1
+    for (int i = own.lane; i < lines * words; i += 32) {
+      const int word = i / lines, line = i - word * lines;
+      const auto start = PixelsOfPlaces::StartOf(bits, line0 + line);
+      const bool is_inside = start.y >= 0 && start.y < bits.in_h && start.image < bits.images;
+      const int first = (start.image * bits.in_h + start.y) * bits.in_w,
+                of_image = is_inside ? min(bits.pixels - first, bits.in_w) * kBitWordBytes : 0;
+      const uint32_t to = target + word * this->word_bytes + line * bits.pitch * kBitWordBytes;
+      if (of_image > 0) {
+        const int64_t pixel = static_cast<int64_t>(word) * bits.pixels + first;
+        BulkCopy(to, bits.x + pixel * kBitWordBytes, of_image, full(stage));
+      }
+      if (of_image < bytes) BulkCopy(to + of_image, zeros, bytes - of_image, full(stage));
+    }
   }
 };
 #endif
 
-template <int kTileN, int kBits, Finish kFinish>
+template <bool kOfPlanes, int kTileN, int kBits, Finish kFinish>
 __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = BitPatches<kTileN, kBits, kFinish>;
+  using Pipeline =
+      std::conditional_t<kOfPlanes, PlanePatches<kTileN, kBits, kFinish>, BitPatches<kTileN, kBits, kFinish>>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{{p, map, fixed, SharedTiles(unaligned)}, p});
+  RunPipeline(Pipeline{{{p, map, fixed, SharedTiles(unaligned)}, p}});
 #endif
 }
 
 // Codes of few bits become few codes, on lines. Whatever else there is the general instances do.
+template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  if (finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine ||
-      finish == Finish::kFloatsOfValues) {
-    return finish;
-  }
+  const bool is_own =
+      finish == Finish::kWordsTail ||
+      (!kOfPlanes && (finish == Finish::kWordsTailOnLine || finish == Finish::kFloatsOfValues));
+  if (is_own) return finish;
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
 
-template <int kTileN, int kBits>
-cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const CUtensorMap& map,
-                           const LaunchOptions& options) {
+template <bool kOfPlanes, int kTileN, int kBits>
+cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   using enum Finish;
-  return std::visit(
-      [&](auto finish) {
-        return LaunchKernel<ConvBits<kTileN, kBits, finish>>(
-            options,
-            {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
-            map);
-      },
-      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding, kFloatsOfValues>(InstanceOf(p.epilogue)));
+  CUtensorMap map = {};
+  if constexpr (!kOfPlanes) {
+    if (const cudaError_t error = EncodeRows(p, &map); error != cudaSuccess) return error;
+  }
+  const auto launch = [&](auto finish) {
+    return LaunchKernel<ConvBits<kOfPlanes, kTileN, kBits, finish>>(
+        options,
+        {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
+        map);
+  };
+  const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
+  if constexpr (kOfPlanes) {
+    return std::visit(launch, OneOf<kWordsTail, kFloats, kFloatsAdding>(finish));
+  } else {
+    return std::visit(launch,
+                      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
+  }
 }
 
 }  // namespace
 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  if (p.stages < 1 || p.slots < 1 || p.slots > kMaxBitSlots || p.patch_rows > kMaxHaloRows ||
-      p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
+  if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
+      p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
       config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits)) {
     return cudaErrorInvalidValue;
   }
-  CUtensorMap map;
-  if (const cudaError_t error = EncodeRows(p, &map); error != cudaSuccess) return error;
   return std::visit(
-      [&](auto tile_n, auto x_bits) { return LaunchInstance<tile_n, x_bits>(p, config, map, options); },
-      OneOf<64, 128>(config.tile_n), OneOf<1, 2>(p.x_bits));
+      [&](auto of_planes, auto tile_n, auto x_bits) {
+        return LaunchInstance<of_planes, tile_n, x_bits>(p, config, options);
+      },
+      OneOf(p.slots == 0), OneOf<64, 128>(config.tile_n), OneOf<1, 2>(p.x_bits));
 }
 
 }  // namespace lowbit::cuda

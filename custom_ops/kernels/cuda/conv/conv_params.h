@@ -78,6 +78,7 @@ struct PlaceParams {
   int zero_point = 0, lo = 0, hi = 0;
 };
 inline constexpr int kMostPlaces = 3;
+inline constexpr int kMostPlanes = 2;
 
 struct EpilogueParams {
   int kind = 0;  // EpilogueKind
@@ -152,6 +153,7 @@ struct EpilogueParams {
   // To float results the numbers of another tensor are added, the sums cut off at these limits.
   bool adds_floats = false;
   float sum_min = 0, sum_max = 0;
+  int plane_count = 0;  // in which the codes leave (core/bit_planes.h); 0: as bytes
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;
   float output_scale = 1;
@@ -164,7 +166,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
   if (e.sums == SumForm::kInteger) return adds_in_tail ? Finish::kIntegersInTail : Finish::kIntegers;
   if (e.values != nullptr) return Finish::kFloatsOfValues;
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.border != nullptr || e.place_count > 0)
+  if (e.table != nullptr || e.border != nullptr || e.place_count > 0 || e.plane_count > 0)
     return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;

@@ -47,9 +47,10 @@ struct ConvProblem {
   // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the
   // image is read as 0 and made good for (borders).
   int32_t zero = 0;
-  bool is_bits = false;     // of a zero point of 1/2 (OfBits)
-  bool borders = false;     // EpilogueParams::border
-  bool has_places = false;  // EpilogueParams::places
+  bool is_bits = false;      // of a zero point of 1/2 (OfBits)
+  bool borders = false;      // EpilogueParams::border
+  bool has_places = false;   // EpilogueParams::places
+  TensorPlanes planes = {};  // what the input and the codes are
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -77,6 +78,8 @@ struct ConvTraits {
   bool is_reference = false;     // reads codes, zero points and bias as the node has them
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
+  bool reads_planes = false;
+  bool stores_planes = false;  // of sums that are floats in registers, in tiles of 64 channels
 };
 
 // Functions are pure but for the launcher that they return. `config` is one of the row's own.

@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/device_epilogue.cuh"
+#include "kernels/cuda/conv/planes.cuh"
 #include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/ptx.cuh"
 
@@ -426,6 +427,53 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
   });
 }
 
+// Whether codes of sums that are finished so may be stored as planes. No others carry the code for it.
+template <Finish kFinish>
+inline constexpr bool kMayHavePlanes =
+    kFinish == Finish::kAny || kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+
+// Stores a tile of staged codes as planes: four threads make a pixel's word of each, 16 bytes in a row, or half of
+// it where a tile has no more channels. Words of eight pixels are a line of 128 bytes.
+template <int kTileM, int kTileN, int kThreads, typename PixelOf>
+__device__ __forceinline__ void StorePlanes(const TileParams& p, const TilePosition& at,
+                                            const uint8_t* staging, int thread, const PixelOf& pixel_of) {
+  constexpr int kStride = kTileN + 16, kHalf = kPlaneChannels / 2;
+  constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels, kHalves = kTileN / kHalf / kWords;
+  const int words = (p.epilogue.out_channels + kPlaneChannels - 1) / kPlaneChannels;
+#pragma unroll 1
+  for (int u = thread; u < kTileM * kWords * 4; u += kThreads) {
+    const int word = u / 4 % kWords, row = u / (4 * kWords), pixel = pixel_of(row),
+              channel = at.n0 + word * kPlaneChannels;
+    if (pixel < 0 || channel >= p.n) continue;
+    unsigned halves[2][kMostPlanes] = {};
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (channel + half * kHalf >= p.n) break;
+      unsigned codes[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes[i] = *reinterpret_cast<const unsigned*>(staging + row * kStride + word * kPlaneChannels +
+                                                      half * kHalf + i * 16 + u % 4 * 4);
+      }
+      HalvesOfPlanes(codes, halves[half]);
+    }
+    const bool is_second = channel % kPlaneChannels != 0, is_whole = kHalves == 2 || channel + kHalf >= p.n;
+#pragma unroll
+    for (int plane = 0; plane < kMostPlanes; ++plane) {
+      if (plane >= p.epilogue.plane_count) break;
+      uint8_t* const to =
+          static_cast<uint8_t*>(p.y) +
+          (static_cast<int64_t>(plane * words + channel / kPlaneChannels) * p.m + pixel) * kPlaneWordBytes +
+          u % 4 * 4;
+      if (is_whole && !is_second) {
+        *reinterpret_cast<unsigned*>(to) = JoinHalves(halves[0][plane], halves[1][plane]);
+      } else {
+        reinterpret_cast<uint16_t*>(to)[is_second] = static_cast<uint16_t>(halves[0][plane]);
+      }
+    }
+  }
+}
+
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
 // there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
@@ -452,6 +500,10 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
       }
       if (p.y == nullptr) return;
     }
+  }
+  if constexpr (kMayHavePlanes<kFinish> && kTileN % (kPlaneChannels / 2) == 0) {
+    if (p.epilogue.plane_count > 0)
+      return StorePlanes<kTileM, kTileN, kThreads>(p, at, staging, thread, pixel_of);
   }
   chunks.ForEach([&](int offset, unsigned index, int, int) {
     *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) =

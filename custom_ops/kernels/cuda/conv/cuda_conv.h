@@ -4,8 +4,8 @@
 // Activations are NHWC codes (uint8 or int8, bipolar {0,1} as uint8), one byte each; outputs are codes or
 // float32. Every algorithm equals kernels/reference in every element.
 //
-// Not there yet: bits below 8 are unpacked to int8 when the weights are packed (no nibbles or bit planes in
-// memory); ConvTranspose and convolutions of few channels a group run the plain kernel only, depthwise ones
+// Not there yet: weights below 8 bits are unpacked to int8 when they are packed, but for what row `bits` reads; there
+// are no nibbles in memory; ConvTranspose and convolutions of few channels a group run the plain kernel only, depthwise ones
 // too where their channels are no multiple of 16. Run so far on an H200 alone: the kernels of sm_80 as they
 // choose with that capability, those of sm_75 as PTX compiled by the driver; sm_86, 89, 100 and 120 were only
 // compiled.
@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bit_planes.h"
 #include "core/conv.h"
 #include "core/elementwise.h"
 #include "kernels/cuda/device/device.h"
@@ -110,15 +111,21 @@ struct ConvPlaces {
   bool keeps_output = true;     // else codes are stored there alone
 };
 
-// Every configuration that computes this node exactly on this device, the cost model's choice first.
+// Every configuration that computes this node exactly on this device, the cost model's choice first. There may be
+// none for planes.
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape,
-                                         bool has_places = false);
+                                         bool has_places = false, const TensorPlanes& planes = {});
+// In how many planes kernels may read the node's input; 0: in none.
+int PlanesRead(const PackedConv& conv);
+// Of the best of the candidates; nullopt where there are none.
+std::optional<double> EstimateMicroseconds(const PackedConv& conv, const ConvShape& shape,
+                                           const TensorPlanes& planes);
 
 class ConvPlan;
 // Throws Error where `config` is none of the candidates or the shape is none of the node's.
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const std::optional<ConvConfig>& config = std::nullopt,
-                                         const ConvPlaces& places = {});
+                                         const ConvPlaces& places = {}, const TensorPlanes& planes = {});
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
 // The codes before the residual is added, by the plain kernel.
@@ -139,6 +146,7 @@ void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void*
 // For benchmarks: plans the `limit` most promising candidates, asks `measure` for the time of each (any
 // unit), returns the fastest. Caching is the caller's.
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
-                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64);
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit = 64,
+                    const TensorPlanes& planes = {});
 
 }  // namespace lowbit::cuda

@@ -17,17 +17,17 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
   if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
   const HaloLine line = LineOf(problem);
-  return line.pitch <= 256 && line.tiles <= (kMaxBytes - 4096) / 64
+  return line.pitch <= kMaxPitch && line.tiles <= (kMaxBytes - 4096) / 64
              ? ""
              : "an image of more than 256 columns, or of more places than 31 bits count";
 }
 
-// Rows in shared memory begin at multiples of 128 bytes. A window that leaves a row on the right ends in the
+// Rows of bytes begin at multiples of 128 in shared memory. A window that leaves a row on the right ends in the
 // padding on the left of the next one.
 HaloLine LineOf(const ConvProblem& problem) {
   const ConvGeometry& g = problem.geometry;
   const ConvShape& s = problem.shape;
-  const int64_t slab = problem.channels % 128 == 0 ? 128 : 64, step = 128 / slab;
+  const int64_t slab = problem.channels % 128 == 0 ? 128 : 64, step = problem.planes.x > 0 ? 1 : 128 / slab;
   const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
   const int64_t pitch =
       RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
@@ -35,6 +35,12 @@ HaloLine LineOf(const ConvProblem& problem) {
   HaloLine line;
   line.slab = static_cast<int>(slab);
   line.slabs = static_cast<int>(problem.channels / slab);
+  if (problem.planes.x > 0 && problem.IsFlat()) {  // all pixels in a row, in rows of a tile
+    line.tiles = CeilDiv(problem.m, 64);
+    line.pitch = 64;
+    line.image_rows = static_cast<int>(std::min(line.tiles, kMaxBytes));
+    return line;
+  }
   line.tiles = (s.batch * image_rows * pitch + 63) / 64;
   line.pitch = static_cast<int>(std::min(pitch, kMaxBytes));
   line.image_rows = static_cast<int>(std::min(image_rows, kMaxBytes));
@@ -172,6 +178,6 @@ const ConvRow kHaloRow = {
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
      .launcher = Launcher,
-     .traits = {.takes_floats = true}}};
+     .traits = {.takes_floats = true, .stores_planes = true}}};
 
 }  // namespace lowbit::cuda

@@ -13,7 +13,7 @@ struct ConvRow;
 
 extern const ConvRow kHaloRow;
 
-inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40;
+inline constexpr int kMaxHaloRows = 32, kMaxHaloWeights = 40, kMaxPitch = 256;
 // Tiles of a patch, one for each warpgroup: as many as registers allow.
 constexpr int MaxHaloTiles(int tile_n) { return tile_n > 64 ? 4 : 6; }
 

@@ -25,7 +25,8 @@ struct PixelsOfPlaces {
   }
   __device__ __forceinline__ int operator()(int row) const {
     int image, oy, ox;
-    return Find(row, image, oy, ox) ? (image * p.out_h + oy) * p.out_w + ox : -1;
+    const int pixel = Find(row, image, oy, ox) ? (image * p.out_h + oy) * p.out_w + ox : p.m;
+    return pixel < p.m ? pixel : -1;
   }
   __device__ __forceinline__ int BorderClass(int row) const {
     int image, oy, ox;

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "core/epilogue.h"
+#include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/depthwise.h"
 #include "kernels/cuda/conv/select.h"
@@ -375,7 +376,18 @@ const uint8_t* PackedConv::CellWeights() const {
   return rises_ && kCellWeights.applies(geometry_, x_, w_bits_, device_) ? WeightsIn(kCellWeights) : nullptr;
 }
 
-ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places) const {
+bool PackedConv::MayReadPlanes(int planes) const {
+  return planes == x_.bits && kBitWeights.applies(geometry_, x_, w_bits_, device_);
+}
+
+bool PackedConv::MayStorePlanes(int planes) const {
+  const EpilogueParams& e = epilogue_;
+  return planes <= kMostPlanes && e.quantized_output && !e.dequantizes && e.values == nullptr &&
+         e.table == nullptr && geometry_.group == 1 && geometry_.out_channels % 64 == 0 &&
+         e.word_lowest >= 0 && e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
+}
+
+ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const TensorPlanes& planes) const {
   const ConvGeometry& g = geometry_;
   ConvProblem problem{shape.OutPixels(), g.GroupOut(), g.Taps() * channels_, g.group};
   problem.geometry = g;
@@ -408,6 +420,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places) const {
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
   problem.has_places = has_places;
+  problem.planes = planes;
   // What streams stores whole boxes of codes, as they are.
   problem.streams =
       problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded() && !has_places;

@@ -15,16 +15,17 @@ namespace lowbit::cuda {
 class ConvPlan {
  public:
   ConvPlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape, const ConvConfig& config,
-           ConvLauncher launcher, const ConvPlaces& places)
+           ConvLauncher launcher, const ConvPlaces& places, const TensorPlanes& planes)
       : conv_(std::move(conv)),
         shape_(shape),
         config_(config),
         places_(places),
-        problem_(conv_->Problem(shape, !places.list.empty())),
+        problem_(conv_->Problem(shape, !places.list.empty(), planes)),
         traits_(RowOf(config).traits),
         shared_bytes_(std::max(SharedBytes(problem_, config), config.apart ? ApartBytes(conv_->On()) : 0)),
         params_(conv_->Params(shape, config)),
         launcher_(std::move(launcher)) {
+    params_.epilogue.plane_count = planes.y;
     for (const ConvPlace& place : places_.list) {
       PlaceParams& p = params_.epilogue.places[params_.epilogue.place_count++];
       p.pixel_bytes = static_cast<int>(place.channels);
@@ -133,8 +134,25 @@ std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& d
 
 std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
 
-std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape, bool has_places) {
-  return RankConfigs(conv.Problem(shape, has_places), conv.On());
+std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape, bool has_places,
+                                         const TensorPlanes& planes) {
+  if ((planes.x > 0 && !conv.MayReadPlanes(planes.x)) || (planes.y > 0 && !conv.MayStorePlanes(planes.y)))
+    return {};
+  return RankConfigs(conv.Problem(shape, has_places, planes), conv.On());
+}
+
+int PlanesRead(const PackedConv& conv) {
+  for (int planes = kMostPlanes; planes > 0; --planes) {
+    if (conv.MayReadPlanes(planes)) return planes;
+  }
+  return 0;
+}
+
+std::optional<double> EstimateMicroseconds(const PackedConv& conv, const ConvShape& shape,
+                                           const TensorPlanes& planes) {
+  const std::vector<ConvConfig> configs = CandidateConfigs(conv, shape, false, planes);
+  if (configs.empty()) return std::nullopt;
+  return EstimateMicroseconds(conv.Problem(shape, false, planes), configs.front(), conv.On());
 }
 
 void RequireSize(const PackedConv& conv, const ConvShape& shape) {
@@ -163,17 +181,21 @@ void RequirePlaces(const PackedConv& conv, const ConvShape& shape, const ConvPla
 
 std::shared_ptr<const ConvPlan> MakePlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const ConvConfig& config, ConvLauncher launcher,
-                                         const ConvPlaces& places) {
-  return std::make_shared<const ConvPlan>(std::move(conv), shape, config, std::move(launcher), places);
+                                         const ConvPlaces& places, const TensorPlanes& planes) {
+  return std::make_shared<const ConvPlan>(std::move(conv), shape, config, std::move(launcher), places,
+                                          planes);
 }
 
 std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
-                                         const std::optional<ConvConfig>& config, const ConvPlaces& places) {
+                                         const std::optional<ConvConfig>& config, const ConvPlaces& places,
+                                         const TensorPlanes& planes) {
   RequireSize(*conv, shape);
   RequirePlaces(*conv, shape, places);
   const bool has_places = !places.list.empty();
-  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, has_places);
-  const ConvProblem problem = conv->Problem(shape, has_places);
+  const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, has_places, planes);
+  Require(!candidates.empty(), "the convolution has no kernel that reads ", planes.x, " planes and stores ",
+          planes.y, "; let it read and store bytes");
+  const ConvProblem problem = conv->Problem(shape, has_places, planes);
   if (config && std::find(candidates.begin(), candidates.end(), *config) == candidates.end()) {
     const std::string reason = RowOf(*config).refuse(problem, conv->On());
     Fail("configuration ", config->Text(), " does not apply to this node", reason.empty() ? "" : ": ", reason,
@@ -181,7 +203,7 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   }
   const ConvConfig& chosen = config.has_value() ? *config : candidates.front();
   ConvLauncher launcher = RowOf(chosen).launcher(problem, chosen, conv->On());
-  return MakePlan(std::move(conv), shape, chosen, std::move(launcher), places);
+  return MakePlan(std::move(conv), shape, chosen, std::move(launcher), places, planes);
 }
 
 std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
@@ -216,13 +238,14 @@ void LaunchConv(const ConvPlan& plan, const void* x, const void* residual, void*
 }
 
 ConvConfig TuneConv(const std::shared_ptr<const PackedConv>& conv, const ConvShape& shape,
-                    const std::function<double(const ConvPlan&)>& measure, size_t limit) {
-  std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape);
+                    const std::function<double(const ConvPlan&)>& measure, size_t limit,
+                    const TensorPlanes& planes) {
+  std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, false, planes);
   candidates.resize(std::min(candidates.size(), std::max<size_t>(limit, 1)));
   const ConvConfig* best = nullptr;
   double best_time = 0;
   for (const ConvConfig& candidate : candidates) {
-    const double time = measure(*PlanConv(conv, shape, candidate));
+    const double time = measure(*PlanConv(conv, shape, candidate, {}, planes));
     if (best == nullptr || time < best_time) {
       best = &candidate;
       best_time = time;

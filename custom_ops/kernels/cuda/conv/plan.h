@@ -12,6 +12,6 @@ void RequireSize(const PackedConv& conv, const ConvShape& shape);
 // `config`: one of the node's candidates.
 std::shared_ptr<const ConvPlan> MakePlan(std::shared_ptr<const PackedConv> conv, const ConvShape& shape,
                                          const ConvConfig& config, ConvLauncher launcher,
-                                         const ConvPlaces& places = {});
+                                         const ConvPlaces& places = {}, const TensorPlanes& planes = {});
 
 }  // namespace lowbit::cuda

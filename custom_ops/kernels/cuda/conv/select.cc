@@ -82,16 +82,24 @@ bool IsLeftOut(const ConvConfig& config) {
 }
 
 std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& device) {
+  const TensorPlanes& planes = problem.planes;
   std::vector<ConvConfig> out;
   for (const ConvRow* const row : ConvTable()) {
-    if (!row->traits.is_reference && row->refuse(problem, device).empty())
+    const ConvTraits& traits = row->traits;
+    const bool takes_planes =
+        (planes.x == 0 || traits.reads_planes) && (planes.y == 0 || traits.stores_planes);
+    if (!traits.is_reference && takes_planes && row->refuse(problem, device).empty())
       row->add_candidates(problem, device, out);
   }
-  std::erase_if(out, [](const ConvConfig& config) { return IsLeftOut(config); });
+  std::erase_if(out, [&](const ConvConfig& config) {
+    const bool may_store =
+        problem.floats && SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
+    return IsLeftOut(config) || (planes.y > 0 && !may_store);
+  });
   const std::vector<double> estimates = SortByEstimate(
       [&](const ConvConfig& config) { return EstimateMicroseconds(problem, config, device); }, out);
   AddApart(problem, device, estimates, out);
-  out.push_back({});
+  if (planes == TensorPlanes{}) out.push_back({});
   return out;
 }
 

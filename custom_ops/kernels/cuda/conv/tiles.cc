@@ -13,8 +13,11 @@ constexpr int kMmaStages = 3, kMaxStages = 8;
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
 constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}};
 
-constexpr ConvTraits kTraits{
-    .takes_floats = true, .has_passes = true, .may_stand_apart = true, .gathers = true};
+constexpr ConvTraits kTraits{.takes_floats = true,
+                             .has_passes = true,
+                             .may_stand_apart = true,
+                             .gathers = true,
+                             .stores_planes = true};
 
 bool IsWgmma(const ConvConfig& config) { return config.kernel == &kWgmmaRow; }
 

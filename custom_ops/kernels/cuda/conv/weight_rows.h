@@ -24,11 +24,12 @@ LOWBIT_HOST_AND_DEVICE int RowOfNeighbours(int channel) {
   return channel % kOwn / 2 * 8 + channel / kOwn * 2 + channel % 2;
 }
 
-// Which bit of a word a channel of 32 is where codes are taken apart into planes: four channels are a word of
-// bytes, and what byte j of word w has becomes bit 2 (w % 4) + w / 4 of the plane's byte j.
+// Which bit of a word of a plane a channel of 128 is (core/bit_planes.h). Channels 4 t + {0 .. 3} of each 16, which
+// thread t of four has as bytes of a word, are 32 bits in a row; those of 64 channels half of them
+// (HalvesOfPlanes).
 LOWBIT_HOST_AND_DEVICE int BitOfChannel(int channel) {
-  const int word = channel / 4;
-  return channel % 4 * 8 + word % 4 * 2 + word / 4;
+  const int thread = channel % 16 / 4, byte = channel % 4;
+  return thread * 32 + channel / 64 * 16 + byte % 2 * 8 + channel % 64 / 16 * 2 + byte / 2;
 }
 
 }  // namespace lowbit::cuda

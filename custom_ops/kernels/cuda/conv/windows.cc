@@ -101,6 +101,6 @@ const ConvRow kWindowsRow = {
      .shared_bytes = SharedBytesOf,
      .microseconds = Microseconds,
      .launcher = Launcher,
-     .traits = {.takes_floats = true}}};
+     .traits = {.takes_floats = true, .stores_planes = true}}};
 
 }  // namespace lowbit::cuda

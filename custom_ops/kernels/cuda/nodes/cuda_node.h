@@ -65,6 +65,21 @@ class PackedNode {
     static_cast<void>(moves), static_cast<void>(keeps_output);
     return nullptr;
   }
+  // In how many planes (core/bit_planes.h) the node may read the first tensor that it is fed; 0: in none.
+  virtual int PlanesRead() const { return 0; }
+  // Whether it makes planes of planes, as many as there are.
+  virtual bool KeepsPlanes() const { return false; }
+  // The estimated time; nullopt where it is not known, or no kernel reads and makes such planes.
+  virtual std::optional<double> Microseconds(std::span<const TensorShape> fed,
+                                             const TensorPlanes& planes) const {
+    static_cast<void>(fed), static_cast<void>(planes);
+    return std::nullopt;
+  }
+  // The node that does, where there is an estimate.
+  virtual std::unique_ptr<PackedNode> InPlanes(const TensorPlanes& planes) const {
+    static_cast<void>(planes);
+    return nullptr;
+  }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }

@@ -83,13 +83,14 @@ class PackedMatmul final : public PackedNode {
     Require(!fed.empty(), "a convolution was fed no tensor");
     const ConvShape shape = ShapeOf(fed[0]);
     const auto plan = [&](const std::optional<ConvConfig>& config) {
-      return Hold(PlanOf(PlanConv(conv_, shape, config, stored_.Where()), has_residual_, stored_.Count()),
-                  stored_.Tables());
+      return Hold(
+          PlanOf(PlanConv(conv_, shape, config, stored_.Where(), planes_), has_residual_, stored_.Count()),
+          stored_.Tables());
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
-    return plan(choose_({ShapeText(shape) + stored_.Text(),
-                         CandidateConfigs(*conv_, shape, stored_.Count() > 0),
+    return plan(choose_({ShapeText(shape) + stored_.Text() + PlanesText(),
+                         CandidateConfigs(*conv_, shape, stored_.Count() > 0, planes_),
                          plan,
                          {fed.begin(), fed.end()},
                          y}));
@@ -104,6 +105,19 @@ class PackedMatmul final : public PackedNode {
     storing->stored_ = StoredChannels(moves, keeps_output, conv_->On());
     return storing;
   }
+  int PlanesRead() const override { return cuda::PlanesRead(*conv_); }
+  std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
+    const ConvShape shape = ShapeOf(fed[0]);
+    // What a product flattens are no channels of one pixel.
+    const bool flattens = planes.x > 0 && fed[0].dims.back() != geometry_.in_channels;
+    if (shape.OutPixels() == 0 || flattens) return std::nullopt;
+    return EstimateMicroseconds(*conv_, shape, planes);
+  }
+  PackedNodePtr InPlanes(const TensorPlanes& planes) const override {
+    auto in_planes = std::make_unique<PackedMatmul>(*this);
+    in_planes->planes_ = planes;
+    return in_planes;
+  }
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.empty() || !is_link_) return std::nullopt;
     return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
@@ -115,12 +129,19 @@ class PackedMatmul final : public PackedNode {
   std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
 
  private:
+  // What a choice of kernels depends on.
+  std::string PlanesText() const {
+    if (planes_ == TensorPlanes{}) return "";
+    return " planes " + std::to_string(planes_.x) + ">" + std::to_string(planes_.y);
+  }
+
   ConvGeometry geometry_;
   MatmulLayout layout_;
   bool has_residual_, is_link_;
   ConvChooser choose_;
   std::shared_ptr<const PackedConv> conv_;
   StoredChannels stored_;
+  TensorPlanes planes_;
 };
 
 class PackedConvAdd final : public PackedNode {
@@ -152,6 +173,12 @@ class PackedConvAdd final : public PackedNode {
     if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
     return fused_.Link(fed);
   }
+  int PlanesRead() const override { return fused_.PlanesRead(); }
+  std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
+    if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
+    return fused_.Microseconds(fed, planes);
+  }
+  PackedNodePtr InPlanes(const TensorPlanes& planes) const override { return fused_.InPlanes(planes); }
   bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
     return fed.size() == 2 && MadeOf(fed).dims == fed[1].dims && fused_.MayStore(fed, moves);
   }

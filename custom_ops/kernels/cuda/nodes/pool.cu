@@ -152,6 +152,76 @@ __global__ void __launch_bounds__(kPoolThreads) Pool(const __grid_constant__ Poo
   sum.Store(p, pixel, channel, taps);
 }
 
+// Of planes of bits (core/bit_planes.h), a thread a word of each.
+struct PlanePoolParams : Tensors<uint4, uint4> {  // count: words of a plane of y
+  unsigned words = 0, x_pixels = 0;               // of a plane, of a word
+  FastDivisor by_pixels;                          // of a word of y
+  Windows windows;
+};
+
+// The largest codes so far. Of two codes the higher bit is set where either's is; the lower one is that of the code with
+// the higher bit, or of either where both or none have it.
+template <int kPlanes>
+struct LargestOfPlanes {
+  static_assert(kPlanes == 1 || kPlanes == 2);
+  uint4 planes[kPlanes] = {};
+
+  __device__ __forceinline__ void Add(const uint4 (&codes)[kPlanes]) {
+    if constexpr (kPlanes == 2) {
+      const auto lower = [](unsigned a1, unsigned a0, unsigned b1, unsigned b0) {
+        const unsigned of_higher = (a1 & a0) | (~a1 & b0), differs = a1 ^ b1;
+        return (differs & of_higher) | (~differs & (a0 | b0));
+      };
+      const uint4 &a1 = planes[1], &b1 = codes[1], &a0 = planes[0], &b0 = codes[0];
+      planes[0] = make_uint4(lower(a1.x, a0.x, b1.x, b0.x), lower(a1.y, a0.y, b1.y, b0.y),
+                             lower(a1.z, a0.z, b1.z, b0.z), lower(a1.w, a0.w, b1.w, b0.w));
+    }
+    uint4& highest = planes[kPlanes - 1];
+    const uint4& other = codes[kPlanes - 1];
+    highest = make_uint4(highest.x | other.x, highest.y | other.y, highest.z | other.z, highest.w | other.w);
+  }
+};
+
+// kSide as of Pool.
+template <int kPlanes, int kSide>
+__global__ void __launch_bounds__(kPoolThreads) PoolPlanes(const __grid_constant__ PlanePoolParams p) {
+  const unsigned index = StartThread<kPoolThreads>();
+  if (index >= p.count) return;
+  const auto [word, pixel] = Divided(index, p.by_pixels);
+  const Windows::Place at = p.windows.PlaceOf(pixel);
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const uint4* const x = p.x + static_cast<int64_t>(word) * p.x_pixels;
+  const int64_t plane_step = static_cast<int64_t>(p.words) * p.x_pixels;
+  LargestOfPlanes<kPlanes> largest;
+  const WindowDim::Span rows = h.Inside(at.row), columns = w.Inside(at.column);
+  const auto load = [&](int64_t i, int64_t j, uint4(&codes)[kPlanes]) {
+    const int64_t row = rows.first + i * h.dilation, column = columns.first + j * w.dilation;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane)
+      codes[plane] = x[plane * plane_step + (at.plane * h.in + row) * w.in + column];
+  };
+  if constexpr (kSide > 0) {
+    uint4 codes[kSide * kSide][kPlanes] = {};
+#pragma unroll
+    for (int t = 0; t < kSide * kSide; ++t) {
+      if (t / kSide < rows.count && t % kSide < columns.count) load(t / kSide, t % kSide, codes[t]);
+    }
+#pragma unroll
+    for (int t = 0; t < kSide * kSide; ++t) largest.Add(codes[t]);
+  } else {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      for (int64_t j = 0; j < columns.count; ++j) {
+        uint4 codes[kPlanes];
+        load(i, j, codes);
+        largest.Add(codes);
+      }
+    }
+  }
+#pragma unroll
+  for (int plane = 0; plane < kPlanes; ++plane)
+    p.y[static_cast<int64_t>(plane) * p.count + index] = largest.planes[plane];
+}
+
 // A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
 // with the pixels. Integer sums are exact in any order. Many pixels and few channels are split over several
 // blocks, whose sums a second kernel adds.
@@ -301,6 +371,58 @@ void LaunchGlobal(const Run& run, GlobalParams p) {
   if (p.splits > 1) run.LaunchFor(p.count, GlobalFinish, kThreads, p);
 }
 
+NodePlanPtr PlanPlanePool(const Window& window, int planes, const TensorShape& x, const TensorShape& y) {
+  PlanePoolParams p;
+  p.windows = WindowsOf(window, x.dims.data() + 1, y.dims.data() + 1);
+  const int64_t channels = x.dims.back(), words = (channels + kPlaneChannels - 1) / kPlaneChannels;
+  const int64_t pixels = CountOf(y.dims) / std::max<int64_t>(1, channels);
+  p.words = static_cast<unsigned>(words);
+  p.x_pixels = static_cast<unsigned>(CountOf(x.dims) / std::max<int64_t>(1, channels));
+  p.by_pixels = MakeDivisor(std::max<int64_t>(1, pixels));
+  p.count = static_cast<unsigned>(words * pixels);
+  const int side = UnrolledSide(p.windows);
+  const auto launch = [=](const Run& run, const PlanePoolParams& of_run) {
+    std::visit(
+        [&](auto planes_, auto side_) {
+          run.LaunchFor(of_run.count, PoolPlanes<planes_, side_>, kPoolThreads, of_run);
+        },
+        OneOf<1, 2>(planes), OneOf<3, 2, 0>(side));
+  };
+  return MakeKernelPlan("max_pool_planes" + std::to_string(planes), p, launch);
+}
+
+// Of bytes, and of planes of codes whose lowest is 0.
+class PackedMaxPool final : public PackedNode {
+ public:
+  PackedMaxPool(const MaxPoolNode& node, PackedNodePtr of_bytes)
+      : node_(node), of_bytes_(std::move(of_bytes)) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override { return of_bytes_->Plan(fed, y); }
+  bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
+    return of_bytes_->MayStore(fed, moves);
+  }
+  PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
+    return of_bytes_->Storing(moves, keeps_output);
+  }
+  bool KeepsPlanes() const override { return !node_.is_signed; }
+  // What it takes is what it reads, roughly.
+  std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
+    constexpr double kLaunch = 2, kBytesOfMicrosecond = 1.5e6;
+    if (planes.x != planes.y || planes.x > kMostPlanes) return std::nullopt;
+    const int64_t bytes = planes.x > 0 ? PlaneBytes(fed[0].dims, planes.x) : CountOf(fed[0].dims);
+    return kLaunch + static_cast<double>(bytes) / kBytesOfMicrosecond;
+  }
+  PackedNodePtr InPlanes(const TensorPlanes& planes) const override {
+    return MakeNode([window = node_.window, planes](Shapes fed, const TensorShape& y) {
+      return PlanPlanePool(window, planes.x, fed[0], y);
+    });
+  }
+
+ private:
+  MaxPoolNode node_;
+  PackedNodePtr of_bytes_;
+};
+
 // What a plan's text says of a number that is not always there.
 std::string Suffix(const char* name, int64_t number, bool present) {
   return present ? name + std::to_string(number) : std::string();
@@ -325,7 +447,7 @@ PackedNodePtr Pack(const MaxPoolNode& node, const Device& device) {
     };
     return MakeKernelPlan("max_pool" + Suffix("_side", side, side > 0), geometry, launch);
   };
-  return MakeStoringNode(plan, device);
+  return std::make_unique<PackedMaxPool>(node, MakeStoringNode(plan, device));
 }
 
 PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {

@@ -36,6 +36,7 @@
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
 #include "kernels/cuda/tests/draws.h"
+#include "kernels/cuda/tests/host_planes.h"
 #include "kernels/reference/conv_reference.h"
 
 namespace {
@@ -147,13 +148,21 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "windows" || kind == "bits") {  // of stride 1, over whole runs of channels
+    const bool has_few_bits = kind == "bits" || kind == "planes";
+    if (kind == "windows" || has_few_bits) {  // of stride 1, over whole runs of channels
       s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
       g.in_channels = 64 * Int(1, 5);
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "bits" && Coin(0.2)) {  // whose patches have more slabs than there are slots
+    if (kind == "planes") {
+      g.out_channels = 64 * Int(1, 5);
+      if (Coin(0.3)) {  // pixels in a row
+        g.kernel_h = g.kernel_w = 1;
+        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+      }
+    }
+    if (has_few_bits && Coin(0.2)) {  // whose patches have more slabs than there are slots
       s = {1, Int(3, 16), Int(3, 16), 0, 0};
       g.in_channels = 128 * Int(4, 8);
     }
@@ -214,9 +223,20 @@ class Generator : public cuda::Draws {
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     do {
       Operands(node.spec);
-    } while ((kind == "bits" && !HasFewBits(node.spec)) || (kind == "bipolar" && !IsBipolar(node.spec)));
-    MakeEpilogue(node.spec);
-    if ((kind == "windows" || kind == "bits" || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
+    } while ((has_few_bits && !HasFewBits(node.spec)) || (kind == "bipolar" && !IsBipolar(node.spec)));
+    if (kind == "planes" && Coin(0.7)) {  // which are rare among the others
+      ConvSpec& spec = node.spec;
+      spec.x = {static_cast<int>(Int(1, 2)), Encoding::kUnsigned};
+      spec.x_zero_point = Code(spec.x);
+      spec.w = {1, Coin() ? Encoding::kSigned : Encoding::kBipolar};
+      spec.weights = Codes(spec.w, g.out_channels * g.K());
+      spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+    }
+    do {
+      node.spec.epilogue = {};
+      MakeEpilogue(node.spec);
+    } while (kind == "planes" && !BecomesFewCodes(node.spec.epilogue));
+    if ((kind == "windows" || has_few_bits || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
   }
 
@@ -422,6 +442,21 @@ class Generator : public cuda::Draws {
  private:
   static bool HasFewBits(const ConvSpec& spec) {
     return spec.x.encoding != Encoding::kSigned && spec.x.bits <= 2 && spec.w.bits <= 2;
+  }
+
+  // Gives codes of an epilogue 1 or 2 bits, where it has some that may have as many.
+  bool BecomesFewCodes(Epilogue& e) {
+    const bool has_thresholds = e.kind == EpilogueKind::kThresholds;
+    if (!e.quantized_output || (has_thresholds && (e.threshold_count > 3 || e.has_residual))) return false;
+    if (has_thresholds) std::fill(e.base.begin(), e.base.end(), 0);
+    e.y_signed = false;
+    e.y_lo = e.y_zero_point = 0;
+    e.y_hi = Coin() ? 1 : 3;
+    if (e.kind == EpilogueKind::kRequantize && !e.has_residual) {
+      e.lo = e.zero_point = 0;
+      e.hi = e.y_hi;
+    }
+    return true;
   }
 
   // As binary networks have it: no zero points, and weights that may be doubled.
@@ -711,6 +746,17 @@ uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
   return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
 }
 
+// What a node of class "planes" reads and stores: the input, the codes or both in planes, as kernels take them.
+TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed) {
+  TensorPlanes planes;
+  if (generator.Coin(0.7)) planes.x = cuda::PlanesRead(packed);
+  if (planes.x > 0 && generator.Coin(0.3)) return planes;
+  for (const int count : {1, 2}) {
+    if (planes.y == 0 && packed.MayStorePlanes(count)) planes.y = count;
+  }
+  return planes;
+}
+
 // Tensors, some channels of which are a node's codes or what tables have for them.
 class Places {
  public:
@@ -813,7 +859,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
 
   cuda::StoredAs stored;
   std::optional<cuda::CodeGrid>& dequantized = stored.dequantized;
-  if (spec.epilogue.quantized_output && generator.Coin(0.15)) {
+  const bool has_planes = node.kind == "planes";
+  if (spec.epilogue.quantized_output && !has_planes && generator.Coin(0.15)) {
     const Epilogue& e = spec.epilogue;
     dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
     std::vector<uint8_t> values(static_cast<size_t>(outputs) * 4);
@@ -823,7 +870,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
       std::memcpy(&values[i * 4], &value, 4);
     }
     expected = std::move(values);
-  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && generator.Coin(0.45)) {
+  } else if (spec.epilogue.quantized_output && !spec.epilogue.has_residual && !has_planes &&
+             generator.Coin(0.45)) {
     stored.table = generator.Codes({8, Encoding::kUnsigned}, 256);
     if (!cuda::StepsOf(spec.epilogue) && generator.Coin()) {
       stored.added = generator.Sum();
@@ -848,20 +896,25 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     std::memcpy(residual.data(), added.data(), residual.size());
     std::memcpy(expected.data(), results.data(), expected.size());
   }
-  const size_t y_bytes = expected.size();
-  std::vector<uint8_t> found(y_bytes + guard);
-
   auto packed = cuda::PackConv(spec, device, {}, stored);
   if (generator.Coin(0.3)) {  // as a compiled model brings it
     ConvSpec lean = spec;
     lean.weights.clear();
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
+  const TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
+  if (planes.x > 0) x = cuda::AsPlanes(x, g.in_channels, planes.x);
+  if (planes.y > 0) expected = cuda::AsPlanes(expected, g.out_channels, planes.y);
+  const size_t y_bytes = expected.size();
+  const int64_t elements = planes.y > 0 ? static_cast<int64_t>(y_bytes) : outputs;
+  std::vector<uint8_t> found(y_bytes + guard);
   Places places;
-  if (spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 && generator.Coin(0.3))
+  if (!has_planes && spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 &&
+      generator.Coin(0.3))
     places = Places(generator, g.out_channels, expected);
   if (!results.empty() && generator.Coin(0.3)) places = Places(generator, g.out_channels, results);
-  std::vector<cuda::ConvConfig> configs = cuda::CandidateConfigs(*packed, s, !places.Where().list.empty());
+  std::vector<cuda::ConvConfig> configs =
+      cuda::CandidateConfigs(*packed, s, !places.Where().list.empty(), planes);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   if (configs.size() > most) {
     for (size_t i = 1; i + 1 < configs.size(); ++i) {
@@ -883,7 +936,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   }
   bool equal = true;
   std::vector<std::shared_ptr<const cuda::ConvPlan>> plans;
-  for (const auto& config : configs) plans.push_back(cuda::PlanConv(packed, s, config, places.Where()));
+  for (const auto& config : configs)
+    plans.push_back(cuda::PlanConv(packed, s, config, places.Where(), planes));
   const size_t from_codes = plans.size();
   const bool has_image =
       std::any_of(configs.begin(), configs.end(), [](const auto& c) { return c.kernel == &cuda::kImageRow; });
@@ -909,19 +963,22 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
         overlap && device.capability >= 90);
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
+    const std::string of_planes =
+        has_planes ? " planes " + std::to_string(planes.x) + ">" + std::to_string(planes.y) : "";
     Counts& counts = by[from_floats          ? config.Text() + " floats"
                         : config.stages == 0 ? config.Text()
                                              : config.Text().substr(0, config.Text().find("_stages")) +
                                                    (config.splits == 1                      ? ""
                                                     : config.split == cuda::Split::kCluster ? " cluster"
-                                                                                            : " workspace")];
+                                                                                            : " workspace") +
+                                                   of_planes];
     ++counts.runs;
     int64_t wrong = places.CountWrong(), first = -1;
     if (!places.Where().keeps_output) {  // nothing is written
       wrong += std::count_if(found.begin(), found.end(), [](uint8_t b) { return b != 0xA5; });
     } else if (std::memcmp(expected.data(), found.data(), y_bytes) != 0) {
-      const int64_t width = static_cast<int64_t>(y_bytes) / outputs;
-      for (int64_t i = 0; i < outputs; ++i) {
+      const int64_t width = static_cast<int64_t>(y_bytes) / elements;
+      for (int64_t i = 0; i < elements; ++i) {
         if (std::memcmp(&expected[static_cast<size_t>(i * width)], &found[static_cast<size_t>(i * width)],
                         static_cast<size_t>(width)) != 0) {
           if (first < 0) first = i;
@@ -935,7 +992,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     equal = false;
     ++counts.wrong_runs;
     std::cout << "WRONG " << node.kind << " " << config.Text() << (overlap ? " overlap" : "") << ": " << wrong
-              << " of " << outputs << " elements, first " << first
+              << " of " << elements << " elements, first " << first << of_planes
               << (overrun ? ", guard bytes overwritten" : "") << "; x " << s.batch << "x" << s.in_h << "x"
               << s.in_w << "x" << g.in_channels << " -> " << s.out_h << "x" << s.out_w << "x"
               << g.out_channels << " kernel " << g.kernel_h << "x" << g.kernel_w << " group " << g.group
@@ -1261,8 +1318,9 @@ int main(int argc, char** argv) {
     Generator generator(seed);
     std::map<std::string, Counts> by;
     int64_t nodes = 0, wrong = 0;
-    for (const char* kind : {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep",
-                             "channels", "group", "depthwise", "stem", "transposed", "many pixels"}) {
+    for (const char* kind :
+         {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep", "channels",
+          "group", "depthwise", "stem", "transposed", "many pixels", "planes"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;

@@ -634,8 +634,8 @@ void TestBits() {
   Expect(bits_of({1, -1}, 3)[0] == 0 && bits_of({})[0] == 0, "zero points, no weights");
 
   std::set<int> places;
-  for (int channel = 0; channel < kBitUnit; ++channel) places.insert(BitOfChannel(channel));
-  Expect(places.size() == kBitUnit && *places.begin() == 0 && *places.rbegin() == 31,
+  for (int channel = 0; channel < kBitWord; ++channel) places.insert(BitOfChannel(channel));
+  Expect(places.size() == kBitWord && *places.begin() == 0 && *places.rbegin() == kBitWord - 1,
          "a bit for each channel");
 
   const Device hopper = DeviceOf(90, 132, 228);

@@ -19,6 +19,7 @@
 #include "core/status.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/nodes/cuda_node.h"
+#include "kernels/cuda/tests/host_planes.h"
 #include "kernels/cuda/tests/node_cases.h"
 
 namespace lowbit::cuda::test {
@@ -308,6 +309,35 @@ Case DrawCase(const std::string& kind, bool standard, Draw& draw) {
   }
 }
 
+// A max pooling of planes of bits: the largest of the highest bits of codes are the highest bits of the largest.
+bool RunPlanes(Draw& draw, const Device& device, const Stream& stream) {
+  const auto is_signed = [](const Case& c) {
+    return std::get<MaxPoolNode>(std::get<NodeSpec>(c.node)).is_signed;
+  };
+  Case c = DrawCase("max_pool", false, draw);
+  while (is_signed(c)) c = DrawCase("max_pool", false, draw);
+  const int planes = static_cast<int>(draw.Int(1, 2));
+  const auto in_planes = [&](std::vector<uint8_t> codes) {
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(code >> (8 - planes));
+    return AsPlanes(codes, c.y.dims.back(), planes);
+  };
+  const auto packed = Pack(c, device)->InPlanes({planes, planes});
+  const auto plan = packed->Plan(c.fed, c.y);
+  const std::vector<uint8_t> given = in_planes(c.data[0]), expected = in_planes(c.expected);
+  Buffer x(given.size(), 0), y(expected.size(), 0);
+  x.Fill(given);
+  const void* const fed[] = {x.Get()};
+  Queue queue(stream.Get(), device.capability >= 90);
+  plan->Launch(fed, y.Get(), nullptr, queue);
+  stream.Synchronize(plan->Text());
+  const std::vector<uint8_t> found = y.Read();
+  const bool overrun = std::any_of(found.end() - kGuard, found.end(), [](uint8_t b) { return b != kPoison; });
+  if (!overrun && std::equal(expected.begin(), expected.end(), found.begin())) return true;
+  std::cout << "WRONG " << plan->Text() << ": " << c.fed[0] << " -> " << c.y
+            << (overrun ? ", guard bytes overwritten" : "") << "\n";
+  return false;
+}
+
 int Run(int64_t per_kind, uint32_t seed, const std::string& only) {
   const Device device = Device::Query(0);
   const Stream stream;
@@ -325,6 +355,10 @@ int Run(int64_t per_kind, uint32_t seed, const std::string& only) {
       cases += count;
       wrong += wrong_here;
     }
+  }
+  if (only.empty() || only == "max_pool_planes") {
+    Draw draw(seed, device);
+    for (int64_t i = 0; i < per_kind; ++i, ++cases) wrong += RunPlanes(draw, device, stream) ? 0 : 1;
   }
   std::cout << device.name << ", seed " << seed << ": " << cases << " nodes, " << wrong
             << " with a wrong element\n";
