@@ -215,7 +215,7 @@ class Planner {
       const size_t fed = At(op.fed[i]), root = Root(op.fed[i]);
       const std::optional<size_t> maker = makers[root];
       if (!maker || is_moved_[*maker] || BytesOf(shapes_[fed]) != BytesOf(shapes_[root]) ||
-          shapes_[fed].dims.back() != shapes_[root].dims.back()) {
+          shapes_[root].dims.empty() || shapes_[fed].dims.back() != shapes_[root].dims.back()) {
         return false;
       }
       Stores& stores = more.try_emplace(*maker, stores_[*maker]).first->second;

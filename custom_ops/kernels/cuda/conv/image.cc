@@ -51,6 +51,7 @@ std::string Refuse(const ConvProblem& problem, const Device&) {
     return "more than 4 input channels, or taps that are far apart";
   if (problem.has_w_zero) return "zero points of weights that leave int8";
   if (problem.has_places) return "codes that other tensors get, too";
+  if (problem.zero == ConvProblem::kNoCode) return "padding that no code stands for";
   const bool is_small =
       s.in_h <= kMaxBytes && s.in_w <= kMaxBytes && s.in_h * s.in_w <= kMaxBytes / kMaxImageChannels;
   return is_small ? "" : "an image of more bytes than 31 bits count";
