@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support import require_native
-from tests.tools.conftest import qdq_conv
+from tests.tools.conftest import DIGITS, qdq_conv
 
 require_native()
 import lowbit  # noqa: E402
@@ -57,6 +57,20 @@ def test_the_new_input_is_stated_and_told() -> None:
     read = {name for node in result.model.graph.node for name in node.input}
     assert {tensor.name for tensor in result.model.graph.initializer} <= read
     lowbit.convert(result.model)  # a second time there is nothing to do, and nothing fails
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_of_one_channel_takes_both_kinds_of_pictures(channels: int) -> None:
+    source, spec = DIGITS / "digits_w8a8.onnx", "letterbox=8,fill=9,scale=1/16"
+    prepare = make_preprocess(spec, model_inputs(onnx.load(source)))
+    pictures, prepared = (
+        lowbit.session(lowbit.convert(source, preprocess=spec)),
+        lowbit.session(lowbit.convert(source)),
+    )
+    image = np.random.default_rng(2).integers(0, 256, (31, 20, channels), dtype=np.uint8)
+    (name,) = [value.name for value in prepared.get_inputs()]
+    expected = prepared.run(None, {name: prepare(image, "image")[name][None]})[0]
+    np.testing.assert_array_equal(pictures.run(None, {name: image[None]})[0], expected)
 
 
 def test_codes_that_the_model_takes_are_made_of_pixels() -> None:

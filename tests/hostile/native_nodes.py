@@ -265,7 +265,7 @@ def depth_to_space(**attributes: Any) -> Node:
 def image(**attributes: Any) -> Node:
     constants = {"table": np.arange(256, dtype=np.uint8)}
     feeds = {"x": np.ones((1, 6, 9, 3), np.uint8)}
-    sizes = {"resize": [4], "crop": [3, 4]}
+    sizes = {} if "letterbox" in attributes else {"resize": [4], "crop": [3, 4]}
     return Node("LowBitImage", ["x", "table"], {**sizes, **attributes}, constants, feeds)
 
 
@@ -320,7 +320,7 @@ SOUND: dict[str, Callable[[], Node]] = {
     "concat": concat,
     "resize": resize,
     "image": image,
-    "letterbox": lambda: image(resize=[], crop=[], letterbox=[5, 4], fill=7, interpolation="bicubic"),
+    "letterbox": lambda: image(letterbox=[5, 4], fill=7, interpolation="bicubic"),
     "depth_to_space": depth_to_space,
     "blend": blend,
     "cubic": lambda: blend(mode="cubic", exclude_outside=1),

@@ -56,5 +56,5 @@ def test_a_compiled_model_runs_in_its_release_and_is_refused_in_others(folder: P
 def test_the_first_release_has_every_kind_of_node() -> None:
     nodes = [node for path in FILES if path.parent == FOLDERS[0] for node in all_nodes(onnx.load(path).graph)]
     found = {node.op_type for node in nodes if node.domain == ops.DOMAIN}
-    assert len(found) == 22
+    assert len(found) == 23
     assert found <= set(ops.DEFINITIONS)

@@ -59,17 +59,17 @@ def take_pictures(proto: onnx.ModelProto, text: str, report: Report) -> None:
     if not readers or any(output.name == name for output in proto.graph.output):
         raise ModelError(f"--preprocess: expected that quantizers alone read the image input '{name}'")
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    given = {key for node in readers for key in node.input}
     for node in readers:
         _replace(proto.graph, node, spec, dtype, constants)
     if all(entry.domain != DOMAIN for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
-    _drop_unread(proto.graph, {key for node in readers for key in node.input})
+    _drop_unread(proto.graph, given)
     _restate(next(each for each in proto.graph.input if each.name == name), spec)
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = "lowbit.preprocess", text
+    channels = "1 or 3" if spec.order == "gray" else "3"
     report.warn(
-        f"input '{name}' takes pictures, uint8 [N, height, width, {1 if spec.order == 'gray' else 3}] of any "
-        f"size, which the model prepares itself (--preprocess {text})"
+        f"input '{name}' takes pictures, uint8 [N, height, width, {channels}] of any size, which the model "
+        f"prepares itself (--preprocess {text})"
     )
 
 
@@ -85,7 +85,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _makes_codes(node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any]) -> bool:
     """Whether a node makes codes, channels last, of the input: it rounds floats, or moves codes."""
     moves = spec.layout == "nchw"
-    if np.issubdtype(dtype, np.integer):
+    if dtype in (np.uint8, np.int8):
         perm = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"]
         return moves and (node.domain, node.op_type) == ("", "Transpose") and perm == [[0, 2, 3, 1]]
     if (node.domain, node.op_type) != (DOMAIN, "LowBitQuantize"):
@@ -107,13 +107,10 @@ def _check_size(spec: Spec, name: str, dims: Sequence[int | None] | None) -> Non
         )
     if spec.crop is None or spec.resize is None:
         return
-    exact = isinstance(spec.resize, tuple)
-    largest = spec.resize if isinstance(spec.resize, tuple) else (spec.resize, spec.resize)
-    if (
-        any(side > most for side, most in zip(spec.crop, largest, strict=True))
-        if exact
-        else (min(spec.crop) > largest[0])
-    ):
+    # Of a picture whose shorter side is given, a crop may fit some and not others.
+    resized = spec.resize if isinstance(spec.resize, tuple) else (spec.resize, max(spec.crop))
+    crop = spec.crop if isinstance(spec.resize, tuple) else sorted(spec.crop)
+    if any(side > most for side, most in zip(crop, resized, strict=True)):
         raise LowBitError("--preprocess: crop= is larger than what resize= makes")
 
 
@@ -163,10 +160,10 @@ def _codes(node: onnx.NodeProto, spec: Spec, dtype: np.dtype[Any], constants: di
 
 
 def _drop_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    read = {name for node in graph.node for name in _reads(node)} | {value.name for value in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    """Drops those of some constants that nobody reads any more."""
+    names = names - {name for node in graph.node for name in _reads(node)}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name in names]:
+        graph.initializer.remove(tensor)
 
 
 def _restate(value: onnx.ValueInfoProto, spec: Spec) -> None:

@@ -63,6 +63,8 @@ def low_bit_image(
             f"interpolation is '{interpolation}' and order '{order}', expected one of {', '.join(_SUPPORT)}, "
             f"nearest and one of {', '.join(_ORDERS)}"
         )
+    if not 0 <= fill <= 255 or centered not in (0, 1):
+        raise LowBitError(f"fill is {fill} and centered {centered}, expected 0..255 and 0 or 1")
     if letterbox and (resize or crop):
         raise LowBitError("letterbox says the whole size, expected no resize and no crop beside it")
     for name, sides in {"resize": resize, "letterbox": letterbox, "crop": crop}.items():

@@ -170,8 +170,8 @@ ImageNode::Taps ImageNode::TapsOf(int64_t in, int64_t out, int64_t first, int64_
   std::vector<double> exact_weights;
   for (int64_t o = first; o < first + count; ++o) {
     const double center = (static_cast<double>(o) + 0.5) * scale;
-    const int64_t begin = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
-    const int64_t end = std::min(static_cast<int64_t>(center + support + 0.5), in);
+    const int64_t begin = std::max<int64_t>(static_cast<int64_t>(std::trunc(center - support + 0.5)), 0);
+    const int64_t end = std::min(static_cast<int64_t>(std::trunc(center + support + 0.5)), in);
     exact_weights.clear();
     double sum = 0;
     for (int64_t i = begin; i < end; ++i) {
