@@ -47,10 +47,6 @@ FUSIONS = (
     "residual_pair",
     "quantized_conv",
     "dequantized_product",
-    "gate",
-    "gate_second",
-    "mapped_gate",
-    "mapped_gate_second",
 )
 OPTIONS = ("apart", "boxes", "cluster", "kept", "producers", "float_sum")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""

@@ -132,37 +132,6 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
-// The node that alone reads what `node` makes; nullptr where there is none, or the graph's caller reads it,
-// too.
-const Node* SoleReader(const Graph& graph, const Node& node) {
-  if (node.outputs.size() != 1) return nullptr;
-  const ValueId made = node.outputs[0];
-  const auto reads = [&](const std::vector<ValueId>& values) {
-    return std::count(values.begin(), values.end(), made);
-  };
-  if (reads(graph.outputs) > 0) return nullptr;
-  const Node* reader = nullptr;
-  for (const Node& each : graph.nodes) {
-    const auto count = reads(each.inputs);
-    if (count == 0) continue;
-    if (count > 1 || reader != nullptr) return nullptr;
-    reader = &each;
-  }
-  return reader;
-}
-
-// The fusion of these nodes, or of these and what follows them, which it appends, where their first one
-// begins a fusion of all of its nodes or none. nullptr where there is none.
-const Fusion* FusionFrom(const Graph& graph, std::vector<const Node*>& nodes) {
-  const size_t most = IsLowBit(*nodes[0]) ? MostOfWhole(nodes[0]->op) : 0;
-  for (;;) {
-    if (const Fusion* const fusion = FindFusion(AsFused(nodes))) return fusion;
-    const Node* const next = nodes.size() < most ? SoleReader(graph, *nodes.back()) : nullptr;
-    if (next == nullptr) return nullptr;
-    nodes.push_back(next);
-  }
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
@@ -208,7 +177,7 @@ class CudaBackend final : public Backend {
           break;
       }
       if (FloatSumOf(graph, all, Weights::kMayBeMissing)) return true;
-      const Fusion* const fusion = FusionFrom(graph, all);
+      const Fusion* const fusion = FindFusion(AsFused(all));
       return fusion != nullptr &&
              fusion->fits(DecodeAll(graph, all, *fusion, Weights::kMayBeMissing), device_->Properties());
     } catch (const Error&) {

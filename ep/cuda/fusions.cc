@@ -25,12 +25,8 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitGemm" || op == "APGemm";
     case Part::kMaxPool:
       return op == "LowBitMaxPool";
-    case Part::kGlobalPool:
-      return op == "LowBitGlobalAveragePool";
     case Part::kAdd:
       return op == "LowBitAdd";
-    case Part::kMul:
-      return op == "LowBitMul";
     case Part::kLookup:
       return op == "LowBitLookup" || op == "LowBitRequantize";
     case Part::kDequantize:
@@ -186,36 +182,6 @@ std::unique_ptr<cuda::PackedNode> PackPooled(Specs specs, const cuda::Device& de
                                           cuda::PackNode(specs[2], device), std::move(convolved));
 }
 
-// ---- mean + two convolutions + table + product
-
-// Of one table or of two.
-cuda::GateNodes GateOf(Specs specs, bool gate_first) {
-  const Specs end = specs.last(3);
-  const auto* const between = specs.size() > 5 ? &std::get<LookupNode>(specs[2]) : nullptr;
-  return {std::get<GlobalAveragePoolNode>(specs[0]),
-          ProductOf(specs[1]),
-          between,
-          ProductOf(end[0]),
-          std::get<LookupNode>(end[1]),
-          std::get<BinaryNode>(end[2]),
-          gate_first};
-}
-
-template <bool kGateFirst>
-bool FitsGate(Specs specs, const cuda::Device& device) {
-  return cuda::FusesGate(GateOf(specs, kGateFirst), device);
-}
-
-template <bool kGateFirst>
-std::unique_ptr<cuda::PackedNode> PackGate(Specs specs, const cuda::Device& device, Tuner& tuner,
-                                           std::span<const uint8_t> packed) {
-  const cuda::GateNodes nodes = GateOf(specs, kGateFirst);
-  auto first = nodes.between != nullptr ? tuner.ChooserFor(nodes.first.conv, kMappedKey)
-                                        : tuner.ChooserFor(nodes.first.conv);
-  return cuda::PackGate(nodes, device, {std::move(first), tuner.ChooserFor(nodes.second.conv, kMappedKey)},
-                        packed);
-}
-
 // ---- product + dequantize
 
 bool FitsDequantized(Specs specs, const cuda::Device&) {
@@ -242,19 +208,9 @@ constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kAd
 constexpr PatternNode kMappedSumSecond[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
-constexpr PatternNode kGate[] = {
-    {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul}};
-constexpr PatternNode kGateSecond[] = {
-    {Part::kGlobalPool}, {Part::kConv}, {Part::kConv}, {Part::kLookup}, {Part::kMul, Reads::kResidual}};
-constexpr PatternNode kMappedGate[] = {{Part::kGlobalPool}, {Part::kConv},   {Part::kLookup},
-                                       {Part::kConv},       {Part::kLookup}, {Part::kMul}};
-constexpr PatternNode kMappedGateSecond[] = {{Part::kGlobalPool}, {Part::kConv},
-                                             {Part::kLookup},     {Part::kConv},
-                                             {Part::kLookup},     {Part::kMul, Reads::kResidual}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 
-// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own, but of those that
-// begin with a global pool (MostOfWhole).
+// Steps grow by a node at a time: the first nodes of a longer pattern are one of their own.
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
@@ -276,15 +232,6 @@ constexpr Fusion kFusions[] = {
     {"quantized_mapped", "the same and the table of its codes", kQuantizedMapped, FitsQuantizedMapped,
      PackQuantized},
     {"pooled_stem", "the same and the max pooling behind it", kPooled, FitsPooled, PackPooled},
-    {"gate",
-     "a squeeze-and-excitation block: means, two convolutions, a table, and the image times what it has",
-     kGate, FitsGate<true>, PackGate<true>, true},
-    {"gate_second", "the same, the image the first factor", kGateSecond, FitsGate<false>, PackGate<false>,
-     true},
-    {"mapped_gate", "the same with a table between the convolutions", kMappedGate, FitsGate<true>,
-     PackGate<true>, true},
-    {"mapped_gate_second", "the same, the image the first factor", kMappedGateSecond, FitsGate<false>,
-     PackGate<false>, true},
     {"dequantized_product", "a network's last layer to float32", kDequantized, FitsDequantized,
      PackDequantized},
 };
@@ -305,10 +252,6 @@ void RequireKnownKernels() {
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }
 
-size_t MostOfWhole(std::string_view first_op) {
-  return Is(Part::kGlobalPool, first_op) ? std::size(kMappedGate) : 0;
-}
-
 const Fusion* FindFusion(std::span<const FusedNode> nodes) {
   const auto found = std::find_if(std::begin(kFusions), std::end(kFusions), [&](const Fusion& fusion) {
     return std::equal(nodes.begin(), nodes.end(), fusion.nodes.begin(), fusion.nodes.end(),
@@ -317,7 +260,7 @@ const Fusion* FindFusion(std::span<const FusedNode> nodes) {
                       });
   });
   const bool is_there = found != std::end(kFusions) && !cuda::IsLeftOut(found->name);
-  return is_there && (!found->on_trial || TakesTrials()) ? &*found : nullptr;
+  return is_there ? &*found : nullptr;
 }
 
 // A node that reads anything of those before it reads all that none has read yet.

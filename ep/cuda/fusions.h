@@ -15,17 +15,7 @@
 namespace lowbit::ep {
 
 // What a node of a pattern is. kLookup: what is one table (ep/region/moves.h), decoded as such.
-enum class Part : uint8_t {
-  kQuantize,
-  kConv,
-  kGemm,
-  kMaxPool,
-  kGlobalPool,
-  kAdd,
-  kMul,
-  kLookup,
-  kDequantize
-};
+enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kLookup, kDequantize };
 
 // How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or
 // not, then a later one reads both.
@@ -48,8 +38,6 @@ struct Fusion {
   // The step. `packed`: as of Backend::CreateStep. Throws Error.
   std::unique_ptr<cuda::PackedNode> (*pack)(Specs specs, const cuda::Device& device, Tuner& tuner,
                                             std::span<const uint8_t> packed);
-  // Its kernel ran on the emulated GPU alone so far (TakesTrials).
-  bool on_trial = false;
 };
 
 // By which LOWBIT_CUDA_WITHOUT leaves out that tensors get channels (ep/region/channels.h).
@@ -65,7 +53,7 @@ inline constexpr const char* kFloatSum = "float_sum";
 // The same of tensors of few bits that become planes (ep/region/planes.h), which are on trial.
 inline constexpr const char* kPlanes = "planes";
 
-// Whether what ran on the emulated GPU alone so far is taken: LOWBIT_CUDA_TRIALS is 1.
+// Whether what was not seen to pay everywhere is taken: LOWBIT_CUDA_TRIALS is 1.
 bool TakesTrials();
 
 // A node as patterns see it.
@@ -75,10 +63,6 @@ struct FusedNode {
 };
 // Throws Error where LOWBIT_CUDA_WITHOUT names what is no kernel, option or fusion (kernels/cuda/left_out.h).
 void RequireKnownKernels();
-// How many nodes there are at most in fusions that begin with this op and are of all of their nodes or none;
-// 0: there are no such.
-size_t MostOfWhole(std::string_view first_op);
-
 // The fusion of these very nodes; nullptr where there is none or it is left out. fits is not asked.
 const Fusion* FindFusion(std::span<const FusedNode> nodes);
 

@@ -171,24 +171,6 @@ bool FusesFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
 std::unique_ptr<PackedNode> PackFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
                                          const std::optional<UnaryOp>& activation, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
-// A squeeze-and-excitation block, each node the only reader of the one before. Fed: what is averaged, what is
-// multiplied. At each shape they are one kernel or, as ever, a launch or two for each but the tables.
-struct GateNodes {
-  const GlobalAveragePoolNode& pool;
-  const MatmulNode& first;
-  const LookupNode* between;  // null: nothing stands between the convolutions
-  const MatmulNode& second;
-  const LookupNode& last;
-  const BinaryNode& mul;
-  bool gate_first;  // what the last table has is the first factor
-};
-struct GateChoosers {
-  ConvChooser first, second;
-};
-bool FusesGate(const GateNodes& nodes, const Device& device);
-std::unique_ptr<PackedNode> PackGate(const GateNodes& nodes, const Device& device,
-                                     const GateChoosers& choosers, std::span<const uint8_t> packed = {});
-
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
 // this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.

@@ -214,44 +214,53 @@ __device__ __forceinline__ Fours AddSlices(int slices, const Load& load) {
 template <typename Column>
 inline constexpr bool kStoresColumns = std::is_same_v<Column, GemmColumn>;
 
-// What is added to four outputs side by side from row i and column j on.
+// Four outputs side by side: the row and the column of the first, and where it lies.
+struct FourPlace {
+  int i, j;
+  int64_t at;
+};
 template <typename Column>
-__device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, int i, int j) {
+__device__ __forceinline__ FourPlace PlaceOf(const SplitParams& p, int group, int i, int j) {
+  return {i, j, Column::Target(p, group, i, j)};
+}
+
+// What is added to them. kFours: as p.stores_fours.
+template <typename Column, bool kFours>
+__device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, const FourPlace& place) {
   Fours out = {};
-  if (!p.limits.adds || i >= p.rows || j >= p.columns) return out;
-  if (p.stores_fours) {
-    const float4 v = *reinterpret_cast<const float4*>(p.residual + Column::Target(p, group, i, j));
+  if (!p.limits.adds || place.i >= p.rows || place.j >= p.columns) return out;
+  if constexpr (kFours) {
+    const float4 v = *reinterpret_cast<const float4*>(p.residual + place.at);
     return {{v.x, v.y, v.z, v.w}};
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
-    if (i + of_i < p.rows && j + of_j < p.columns)
-      out.v[e] = p.residual[Column::Target(p, group, i + of_i, j + of_j)];
+    const int i = place.i + (kStoresColumns<Column> ? e : 0), j = place.j + (kStoresColumns<Column> ? 0 : e);
+    if (i < p.rows && j < p.columns) out.v[e] = p.residual[Column::Target(p, group, i, j)];
   }
   return out;
 }
 
 // Stores them.
-template <typename Column>
-__device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, int i, int j,
+template <typename Column, bool kFours>
+__device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, const FourPlace& place,
                                            Fours sums, const Fours& residuals) {
-  if (i >= p.rows || j >= p.columns) return;
-  const int output = group * p.rows + i;
-  if (p.stores_fours) {
+  if (place.i >= p.rows || place.j >= p.columns) return;
+  const int output = group * p.rows + place.i;
+  if constexpr (kFours) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], residuals.v[e]);
     }
-    *reinterpret_cast<float4*>(y + Column::Target(p, group, i, j)) =
-        make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
+    *reinterpret_cast<float4*>(y + place.at) = make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
     return;
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
-    if (i + of_i >= p.rows || j + of_j >= p.columns) return;
-    y[Column::Target(p, group, i + of_i, j + of_j)] = FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
+    if (place.i + of_i >= p.rows || place.j + of_j >= p.columns) return;
+    y[Column::Target(p, group, place.i + of_i, place.j + of_j)] =
+        FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
   }
 }
 
@@ -353,28 +362,54 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
   float* const y = p.y + slice * p.slice_stride;
-  // Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load across a store,
-  // since y may lie where they do.
   if (!p.in_cluster) {
-    constexpr int kAhead = kIsAsync<T> ? 1 : 0;
-    Fours residuals[2][4];
-    const auto load = [&](int square) {
+    // Every output's place would take more instructions than all else here: it follows from the one of the thread's
+    // first row. Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load
+    // across a store, since y may lie where they do.
+    const int first_row = i0 + sums.row, first_column = j0 + sums.column;
+    int64_t first[kFoursAcross];
 #pragma unroll
-      for (int line = 0; line < 4; ++line) {
-        const int place = place_of(square, line);
-        residuals[square % 2][line] = LoadResiduals<Column>(p, group, row_of(place), column_of(place));
+    for (int j = 0; j < kFoursAcross; ++j) {
+      first[j] = Column::Target(p, group, first_row, first_column + j * T::kColumnStep);
+    }
+    const auto store_all = [&](auto fours, auto adds) {
+      constexpr bool kFours = decltype(fours)::value, kMayAdd = decltype(adds)::value;
+      constexpr int kAhead = kIsAsync<T> ? 1 : 0;
+      const auto line_of = [&](int square, int line) -> FourPlace {
+        const int down = square / kFoursAcross * T::kRowStep, across = square % kFoursAcross;
+        if constexpr (kStoresColumns<Column>) {
+          return {first_row + down, first_column + across * T::kColumnStep + line,
+                  first[across] + int64_t{line} * p.rows + down};
+        } else {
+          return {first_row + down + line, first_column + across * T::kColumnStep,
+                  first[across] + (down + line) * Column::RowStep(p)};
+        }
+      };
+      Fours residuals[2][4] = {};
+      const auto load = [&](int square) {
+#pragma unroll
+        for (int line = 0; line < 4; ++line) {
+          residuals[square % 2][line] = LoadResiduals<Column, kFours>(p, group, line_of(square, line));
+        }
+      };
+      if (kMayAdd && kAhead > 0) load(0);
+#pragma unroll
+      for (int square = 0; square < kSquares; ++square) {
+        if (kMayAdd && square + kAhead < kSquares) load(square + kAhead);
+#pragma unroll
+        for (int line = 0; line < 4; ++line) {
+          StoreFours<Column, kFours>(p, y, group, line_of(square, line), four_of(square, line),
+                                     residuals[square % 2][line]);
+        }
       }
     };
-    if (kAhead > 0) load(0);
-#pragma unroll
-    for (int square = 0; square < kSquares; ++square) {
-      if (square + kAhead < kSquares) load(square + kAhead);
-#pragma unroll
-      for (int line = 0; line < 4; ++line) {
-        const int place = place_of(square, line);
-        StoreFours<Column>(p, y, group, row_of(place), column_of(place), four_of(square, line),
-                           residuals[square % 2][line]);
-      }
+    using std::bool_constant;
+    if (!p.stores_fours) {
+      store_all(bool_constant<false>(), bool_constant<true>());
+    } else if (p.limits.adds) {
+      store_all(bool_constant<true>(), bool_constant<true>());
+    } else {
+      store_all(bool_constant<true>(), bool_constant<false>());
     }
     return;
   }
@@ -394,9 +429,14 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  const auto residuals_at = [&](int at) {
+  const auto place_at = [&](int at) {
     const int place = slice * part + at;
-    return at < part ? LoadResiduals<Column>(p, group, row_of(place), column_of(place)) : Fours{};
+    return PlaceOf<Column>(p, group, row_of(place), column_of(place));
+  };
+  const auto residuals_at = [&](int at) {
+    if (at >= part) return Fours{};
+    return p.stores_fours ? LoadResiduals<Column, true>(p, group, place_at(at))
+                          : LoadResiduals<Column, false>(p, group, place_at(at));
   };
   Fours residuals = residuals_at(4 * tid);
   WaitBarrier(SharedAddress(&exchange), 0);
@@ -406,8 +446,12 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
       return Fours{{v.x, v.y, v.z, v.w}};
     };
-    const int place = slice * part + at;
-    StoreFours<Column>(p, y, group, row_of(place), column_of(place), AddSlices(p.slices, load), residuals);
+    const Fours all = AddSlices(p.slices, load);
+    if (p.stores_fours) {
+      StoreFours<Column, true>(p, y, group, place_at(at), all, residuals);
+    } else {
+      StoreFours<Column, false>(p, y, group, place_at(at), all, residuals);
+    }
     residuals = next;
   }
 }

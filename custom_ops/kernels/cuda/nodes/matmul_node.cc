@@ -8,7 +8,6 @@
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/chain.h"
-#include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
@@ -283,81 +282,6 @@ std::span<const uint8_t> Part(std::span<const uint8_t> packed, bool is_first) {
   const auto count = static_cast<size_t>(first_bytes);
   return is_first ? both.first(count) : both.subspan(count);
 }
-
-class PackedGate final : public PackedNode {
- public:
-  PackedGate(const GateNodes& nodes, const Device& device, const GateChoosers& choosers,
-             std::span<const uint8_t> packed)
-      : specs_{nodes.pool, WithoutWeights(nodes.first), WithoutWeights(nodes.second)},
-        gate_first_(nodes.gate_first),
-        pool_(PackNode(nodes.pool, device)),
-        first_(nodes.first, device, choosers.first, Part(packed, true),
-               StoredAs{{}, nodes.between != nullptr ? nodes.between->table : std::vector<uint8_t>(), {}}),
-        second_(nodes.second, device, choosers.second, Part(packed, false),
-                StoredAs{{}, nodes.last.table, {}}),
-        mul_(PackNode(nodes.mul, device)),
-        gate_{nodes.pool, first_.Conv(), second_.Conv(), nodes.mul.spec, nodes.gate_first} {
-    if (nodes.between != nullptr) tables_[1] = TypeOf(*nodes.between);
-    tables_[2] = TypeOf(nodes.last);
-  }
-
-  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
-    Require(fed.size() == 2, "a gate was fed ", fed.size(), " tensors, expected 2");
-    if (auto plan = PlanGate(gate_, fed)) return plan;
-    return PlanSteps(fed, y);
-  }
-  std::vector<uint8_t> Packed() const override { return Joined(first_, second_); }
-
- private:
-  static ElementType TypeOf(const LookupNode& lookup) {
-    return lookup.y_signed ? ElementType::kInt8 : ElementType::kUInt8;
-  }
-  // What the steps make lies in the workspace one after the other, before what any of the launches needs.
-  NodePlanPtr PlanSteps(Shapes fed, const TensorShape& y) const {
-    const PackedNode* const steps[] = {pool_.get(), &first_, &second_};
-    std::array<NodePlanPtr, 4> plans;
-    std::array<size_t, 3> at = {};
-    TensorShape made = fed[0];
-    size_t made_bytes = 0;
-    for (size_t i = 0; i < at.size(); ++i) {
-      TensorShape next = OutputOf(specs_[i], std::span(&made, 1));
-      next.type = tables_[i].value_or(next.type);
-      plans[i] = steps[i]->Plan(std::span(&made, 1), next);
-      at[i] = made_bytes;
-      made_bytes += static_cast<size_t>(RoundUp(ElementCount(next.dims), 256));
-      made = std::move(next);
-    }
-    std::array<TensorShape, 2> factors = {fed[1], made};
-    if (gate_first_) std::swap(factors[0], factors[1]);
-    plans[3] = mul_->Plan(factors, y);
-    size_t scratch_bytes = 0;
-    std::string text;
-    for (const NodePlanPtr& plan : plans) {
-      scratch_bytes = std::max(scratch_bytes, plan->WorkspaceBytes());
-      text += (text.empty() ? "" : " + ") + plan->Text();
-    }
-    const auto launch = [plans, at, made_bytes, gate_first = gate_first_](const Run& run) {
-      auto* const workspace = static_cast<uint8_t*>(run.workspace);
-      const void* x = run.fed[0];
-      for (size_t i = 0; i < at.size(); ++i) {
-        plans[i]->Launch(std::span(&x, 1), workspace + at[i], workspace + made_bytes, run.queue);
-        x = workspace + at[i];
-      }
-      std::array<const void*, 2> both = {run.fed[1], x};
-      if (gate_first) std::swap(both[0], both[1]);
-      plans[3]->Launch(both, run.y, workspace + made_bytes, run.queue);
-    };
-    return MakePlan(text, launch, made_bytes + scratch_bytes);
-  }
-
-  std::array<NodeSpec, 3> specs_;  // of what is in front of the product
-  bool gate_first_;
-  PackedNodePtr pool_;
-  PackedMatmul first_, second_;
-  PackedNodePtr mul_;
-  Gate gate_;
-  std::array<std::optional<ElementType>, 3> tables_;  // behind these: what codes become
-};
 
 class PackedResidualPair final : public PackedNode {
  public:
@@ -639,18 +563,6 @@ PackedNodePtr PackDequantizedMatmul(const MatmulNode& matmul, const DequantizeNo
   return std::make_unique<PackedMatmul>(
       matmul, device, std::move(choose), packed,
       StoredAs{CodeGrid{grid.x_signed, grid.x_scale.front(), grid.x_zero_point.front()}, {}, {}});
-}
-
-bool FusesGate(const GateNodes& nodes, const Device& device) {
-  return !nodes.first.layout.is_gemm && !nodes.second.layout.is_gemm &&
-         (nodes.between == nullptr || FusesLookup(nodes.first, *nodes.between)) &&
-         FusesLookup(nodes.second, nodes.last) &&
-         FitsGate(nodes.pool, nodes.first.conv, nodes.second.conv, nodes.mul.spec, device);
-}
-
-std::unique_ptr<PackedNode> PackGate(const GateNodes& nodes, const Device& device,
-                                     const GateChoosers& choosers, std::span<const uint8_t> packed) {
-  return std::make_unique<PackedGate>(nodes, device, choosers, packed);
 }
 
 bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup) {
