@@ -144,3 +144,9 @@ def test_pictures_smaller_than_the_crop_are_an_error_of_the_run() -> None:
     session = lowbit.session(lowbit.convert(qdq_conv(), preprocess="crop=8"))
     with pytest.raises(Exception, match="the crop of 8x8 is larger than the picture, which is 7x9; resize"):
         session.run(None, {"x": np.zeros((1, 7, 9, 3), np.uint8)})
+
+
+def test_verify_says_what_to_compare_instead() -> None:
+    source = qdq_conv()
+    with pytest.raises(ModelError, match=r"takes pictures at its input 'x'; verify .* without --preprocess"):
+        lowbit.verify(lowbit.convert(source, preprocess="resize=8x8"), source)

@@ -162,6 +162,13 @@ def verify(
         ModelError: if a model cannot be read or run, or ``model`` was not made from ``against``.
     """
     converted, given = as_proto(model), as_proto(against)
+    for node in converted.graph.node:
+        if node.op_type == "LowBitImage":
+            raise ModelError(
+                "expected a model that takes what its original takes, found one that takes pictures at its "
+                f"input '{node.input[0]}'; verify what `lowbit convert` makes without --preprocess: the rest is "
+                "the same"
+            )
     notes = []
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
         notes.append(
