@@ -166,8 +166,8 @@ def verify(
         if node.op_type == "LowBitImage":
             raise ModelError(
                 "expected a model that takes what its original takes, found one that takes pictures at its "
-                f"input '{node.input[0]}'; verify what `lowbit convert` makes without --preprocess: the rest is "
-                "the same"
+                f"input '{node.input[0]}'; verify what `lowbit convert` makes without --preprocess: the rest "
+                "is the same"
             )
     notes = []
     if isinstance(against, (str, os.PathLike)) and other_source(converted, against):
