@@ -120,7 +120,7 @@ ImageNode DecodeImage(const NodeReader& node) {
 }
 
 ImageNode::Placement ImageNode::PlacementOf(const Size& picture) const {
-  const auto [height, width] = picture;
+  const int64_t height = picture.height, width = picture.width;
   Require(std::min(height, width) >= 1 && std::max(height, width) <= kMaxSide, "a picture of ", height, "x",
           width, ", expected sides of 1..", kMaxSide, " pixels");
   Placement out{picture, picture, picture, 0, 0};
