@@ -222,8 +222,10 @@ class Generator : public cuda::Draws {
     s.out_h = out(s.in_h, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top, g.pad_bottom);
     s.out_w = out(s.in_w, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left, g.pad_right);
     do {
-      Operands(node.spec);
-    } while ((has_few_bits && !HasFewBits(node.spec)) || (kind == "bipolar" && !IsBipolar(node.spec)));
+      Types(node.spec);
+    } while (has_few_bits && !HasFewBits(node.spec));  // before its many weights are drawn
+    Values(node.spec);
+    while (kind == "bipolar" && !IsBipolar(node.spec)) Operands(node.spec);
     if (kind == "planes" && Coin(0.7)) {  // which are rare among the others
       ConvSpec& spec = node.spec;
       spec.x = {static_cast<int>(Int(1, 2)), Encoding::kUnsigned};
@@ -489,10 +491,19 @@ class Generator : public cuda::Draws {
     } while (!cuda::MayRoundFours(spec.epilogue) || !accepts(spec.epilogue));
   }
 
-  void Operands(ConvSpec& spec) {
-    const ConvGeometry& g = spec.geometry;
+  void Types(ConvSpec& spec) {
     spec.x = Type(true);
     spec.w = Type(true);
+  }
+
+  void Operands(ConvSpec& spec) {
+    Types(spec);
+    Values(spec);
+  }
+
+  // Of the types that it has.
+  void Values(ConvSpec& spec) {
+    const ConvGeometry& g = spec.geometry;
     spec.x_zero_point = spec.x.encoding != Encoding::kBipolar && Coin(0.6) ? Code(spec.x) : 0;
     spec.weights = Codes(spec.w, g.out_channels * g.K());
     spec.w_zero_point.clear();  // drawn again where these do not fit
