@@ -73,30 +73,9 @@ constexpr bool HasInstance([[maybe_unused]] bool is_in_sample) {
 #endif
 }
 
-// What is launched: blocks, of how many threads, how much dynamic shared memory, how many of them a cluster.
-struct LaunchShape {
-  dim3 grid;
-  int threads;
-  int shared_bytes;
-  dim3 cluster = {1, 1, 1};
-};
-
-inline dim3 Dim(int x, int y = 1, int z = 1) {
-  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
-}
-
 template <auto kKernel, typename... Params>
 cudaError_t LaunchKernel(const LaunchOptions& options, const LaunchShape& shape, const Params&... params) {
-  const cudaError_t error = PrepareKernel<kKernel>(options.device);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = shape.cluster.x;
-  cluster.val.clusterDim.y = shape.cluster.y;
-  cluster.val.clusterDim.z = shape.cluster.z;
-  const bool has_clusters = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1;
-  return options.queue.LaunchWith({static_cast<size_t>(shape.shared_bytes), &cluster, has_clusters ? 1 : 0},
-                                  kKernel, shape.grid, Dim(shape.threads), params...);
+  return LaunchKernel<kKernel>(options.queue, options.device, shape, params...);
 }
 
 // `more`: what the kernel takes besides.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/queue.h"
 
 namespace lowbit::cuda {
 
@@ -25,6 +26,34 @@ cudaError_t PrepareKernel(const Device& device) {
   }
   if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
   return error;
+}
+
+// What is launched: blocks, of how many threads, how much dynamic shared memory, how many of them a cluster.
+struct LaunchShape {
+  dim3 grid;
+  int threads;
+  int shared_bytes;
+  dim3 cluster = {1, 1, 1};
+};
+
+inline dim3 Dim(int x, int y = 1, int z = 1) {
+  return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
+}
+
+// Prepares a kernel and launches it.
+template <auto kKernel, typename... Params>
+cudaError_t LaunchKernel(Queue& queue, const Device& device, const LaunchShape& shape,
+                         const Params&... params) {
+  const cudaError_t error = PrepareKernel<kKernel>(device);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = shape.cluster.x;
+  cluster.val.clusterDim.y = shape.cluster.y;
+  cluster.val.clusterDim.z = shape.cluster.z;
+  const bool has_clusters = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1;
+  return queue.LaunchWith({static_cast<size_t>(shape.shared_bytes), &cluster, has_clusters ? 1 : 0}, kKernel,
+                          shape.grid, Dim(shape.threads), params...);
 }
 
 // Blocks of `size` that hold `count`: of threads, of elements.

@@ -228,17 +228,11 @@ inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry
     WithBandWindow(p.windows, [&](auto width, auto stride) {
       std::visit(
           [&](auto codes) {
-            constexpr auto kKernel = ConvBands<width(), stride(), codes()>;
-            const cudaError_t prepared = PrepareKernel<kKernel>(device);
-            Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan,
-                    " failed: ", cudaGetErrorString(prepared));
             const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
             const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
                             BlocksFor(p.rows, p.outputs));
-            const cudaError_t error =
-                run.queue.LaunchWith({BandBytes(p)}, kKernel, grid, dim3(kBandBlock), p);
-            Require(error == cudaSuccess, "CUDA: launching ", run.plan,
-                    " failed: ", cudaGetErrorString(error));
+            const LaunchShape shape{grid, kBandBlock, static_cast<int>(BandBytes(p))};
+            run.Check(LaunchKernel<ConvBands<width(), stride(), codes()>>(run.queue, device, shape, p));
           },
           OneOf(to_codes));
     });

@@ -60,13 +60,12 @@ __device__ __forceinline__ float FinishSum(const ProductParams& p, int output, f
   if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
 }
+
 // Where the outputs of a Gemm lie, those of a column side by side.
 struct GemmColumn {
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
-  // From a row's output to the next one's.
-  __device__ static __forceinline__ int64_t RowStep(const ProductParams&) { return 1; }
 };
 
 // A pixel of a convolution and the channels of its group.
@@ -96,6 +95,7 @@ struct ConvColumn {
     const auto [n, pixel] = Divided(static_cast<unsigned>(j), p.by_pixels);
     return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
   }
+  // From a row's output to the next one's.
   __device__ static __forceinline__ int64_t RowStep(const ProductParams& p) { return p.by_pixels.divisor; }
 };
 

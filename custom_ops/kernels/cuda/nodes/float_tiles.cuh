@@ -219,10 +219,6 @@ struct FourPlace {
   int i, j;
   int64_t at;
 };
-template <typename Column>
-__device__ __forceinline__ FourPlace PlaceOf(const SplitParams& p, int group, int i, int j) {
-  return {i, j, Column::Target(p, group, i, j)};
-}
 
 // What is added to them. kFours: as p.stores_fours.
 template <typename Column, bool kFours>
@@ -429,9 +425,9 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  const auto place_at = [&](int at) {
-    const int place = slice * part + at;
-    return PlaceOf<Column>(p, group, row_of(place), column_of(place));
+  const auto place_at = [&](int at) -> FourPlace {
+    const int place = slice * part + at, i = row_of(place), j = column_of(place);
+    return {i, j, Column::Target(p, group, i, j)};
   };
   const auto residuals_at = [&](int at) {
     if (at >= part) return Fours{};
@@ -542,19 +538,25 @@ inline constexpr int kMostGridRows = 65535;
 // The GPUs that this was made for. What decides the bits is estimated for them, whatever GPU is there.
 inline Device DeviceOfEstimates() { return {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""}; }
 
-// The cheapest number of slices, or at most as many as are asked for.
-template <typename Tiles, typename Column>
-int CheapestSlices(const SplitParams& p, int asked = 0) {
-  const Device device = DeviceOfEstimates();
-  constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
+// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`.
+template <typename Cost>
+int CheapestSlices(int most, int asked, const Cost& cost_of) {
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
-    if (slices > 1 && (slices > p.depth / kDepth || p.groups > kMostGridRows / slices)) break;
-    const double cost = CheapestTile<Tiles, Column>(p, slices, device).cost;
+    if (slices > 1 && slices > most) break;
+    const double cost = cost_of(slices);
     if (asked > 0 || cost < least) least = cost, best = slices;
   }
   return best;
+}
+template <typename Tiles, typename Column>
+int CheapestSlices(const SplitParams& p, int asked = 0) {
+  constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
+  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked,
+                        [&, device = DeviceOfEstimates()](int slices) {
+                          return CheapestTile<Tiles, Column>(p, slices, device).cost;
+                        });
 }
 
 // Whether 32 bits hold what the kernel computes of pixels.
@@ -574,20 +576,13 @@ inline bool IsNear(const ProductParams& p) {
 
 template <typename Source, typename Column, typename T>
 void LaunchTile(const Run& run, const typename T::Params& p, const Device& device) {
-  constexpr auto kKernel = ProductTiles<Source, Column, T>;
-  const cudaError_t prepared = PrepareKernel<kKernel>(device);
-  Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan, " failed: ", cudaGetErrorString(prepared));
   const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
                   static_cast<unsigned>(p.groups) * p.slices);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.slices)};
-  const size_t shared_bytes = SharedBytes<T>(p.in_cluster);
-  const cudaError_t error =
-      run.queue.LaunchWith({shared_bytes, &cluster, p.in_cluster ? 1 : 0}, kKernel, grid, dim3(T::kBlock), p);
-  Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
+  const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
+                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
+  run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
 // Whether FoursSource has the columns of a convolution.

@@ -50,20 +50,6 @@ NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residua
   return MakePlan(PlanConfig(*plan).Text(), launch, PlanWorkspaceBytes(*plan));
 }
 
-// What the first makes lies in the workspace, before what either launch needs. The second is fed it last,
-// behind one other tensor where there is one.
-NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int64_t between_bytes) {
-  const auto scratch_at = static_cast<size_t>(RoundUp(between_bytes, 256));
-  const auto launch = [first, second, scratch_at](const Run& run) {
-    void* const scratch = static_cast<uint8_t*>(run.workspace) + scratch_at;
-    const void* const second_fed[] = {run.fed.back(), run.workspace};
-    first->Launch(run.fed.first(1), run.workspace, scratch, run.queue);
-    second->Launch(std::span(second_fed).last(run.fed.size()), run.y, scratch, run.queue);
-  };
-  return MakePlan(first->Text() + " + " + second->Text(), launch,
-                  scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
-}
-
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
@@ -214,26 +200,17 @@ class PackedFloatSum final : public PackedNode {
   PackedFloatSum(const MatmulNode& product, const std::optional<UnaryOp>& activation, const Device& device,
                  ConvChooser choose, std::span<const uint8_t> packed)
       : product_(WithoutWeights(product)),
-        fused_(product, device, std::move(choose), packed, StoredAs{{}, {}, {}, LimitsOf(activation)}),
-        add_(PackStandard(FloatBinaryOp{}, device, FloatPrecision::kFloat32)) {
-    if (activation) activation_ = PackStandard(*activation, device, FloatPrecision::kFloat32);
-  }
+        limits_(activation ? LimitsOf(StandardNode(*activation)) : Limits{}),
+        fused_(product, device, std::move(choose), packed,
+               StoredAs{{}, {}, {}, FloatLimits{limits_.low, limits_.high}}) {}
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 2, "a product and an addition were fed ", fed.size(), " tensors, expected 2");
     const TensorShape made = OutputOf(product_, fed.first(1));
     if (made.dims == fed[1].dims) return fused_.Plan(fed, y);
     const TensorShape terms[] = {fed[1], made};
-    const NodePlanPtr product = PlanOf(PlanWithoutResidual(fused_.Conv(), fused_.ShapeOf(fed[0])), false),
-                      sum = PlanInTurn(product, add_->Plan(terms, y), BytesOf(made));
-    if (activation_ == nullptr) return sum;
-    const NodePlanPtr last = activation_->Plan(std::span(&y, 1), y);
-    const auto launch = [sum, last](const Run& run) {
-      sum->Launch(run.fed, run.y, run.workspace, run.queue);
-      last->Launch(std::array<const void*, 1>{run.y}, run.y, run.workspace, run.queue);
-    };
-    return MakePlan(sum->Text() + " + " + last->Text(), launch,
-                    std::max(sum->WorkspaceBytes(), last->WorkspaceBytes()));
+    return PlanInTurn(PlanOf(PlanWithoutResidual(fused_.Conv(), fused_.ShapeOf(fed[0])), false),
+                      PlanAdd(terms, y, limits_, fused_.Conv()->On()), BytesOfFloats(made));
   }
   std::optional<size_t> Overwrites() const override { return fused_.Overwrites(); }
   bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
@@ -246,19 +223,9 @@ class PackedFloatSum final : public PackedNode {
   std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
 
  private:
-  static int64_t BytesOf(const TensorShape& floats) {
-    return ElementCount(floats.dims) * static_cast<int64_t>(sizeof(float));
-  }
-  static FloatLimits LimitsOf(const std::optional<UnaryOp>& activation) {
-    constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    if (!activation) return {-kInfinity, kInfinity};
-    return activation->kind == UnaryKind::kRelu ? FloatLimits{0, kInfinity}
-                                                : FloatLimits{activation->a, activation->b};
-  }
-
   NodeSpec product_;  // shapes need only the geometry
+  Limits limits_;
   PackedMatmul fused_;
-  PackedNodePtr add_, activation_;  // for sums that broadcast; the latter null where there is none
 };
 
 // What two nodes packed: how many bytes the first one, those, the second's.

@@ -84,27 +84,22 @@ PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> co
   return std::make_unique<FunctionNode>(std::move(plan), std::move(constants), overwrites);
 }
 
-namespace {
-
-// `first`, then `second`, which is fed what that makes, of so many bytes, and the other fed tensor if there is one.
-NodePlanPtr PlanInTurn(const NodePlanPtr& first, int64_t made_bytes, const NodePlanPtr& second) {
-  constexpr int64_t kUnit = 256;
-  const auto made_at = static_cast<size_t>(BlocksFor(made_bytes, kUnit) * kUnit);
-  const auto launch = [=](const Run& run) {
-    auto* const made = static_cast<uint8_t*>(run.workspace);
-    first->Launch(run.fed.first(1), made, made + made_at, run.queue);
-    const void* const fed[] = {made, run.fed.back()};
-    second->Launch(std::span(fed).first(run.fed.size()), run.y, made + made_at, run.queue);
+NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int64_t between_bytes) {
+  const auto scratch_at = static_cast<size_t>(BlocksFor(between_bytes, 256)) * 256;
+  const auto launch = [first, second, scratch_at](const Run& run) {
+    void* const scratch = static_cast<uint8_t*>(run.workspace) + scratch_at;
+    const void* const second_fed[] = {run.fed.back(), run.workspace};
+    first->Launch(run.fed.first(1), run.workspace, scratch, run.queue);
+    second->Launch(std::span(second_fed).last(run.fed.size()), run.y, scratch, run.queue);
   };
   return MakePlan(first->Text() + " + " + second->Text(), launch,
-                  made_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
+                  scratch_at + std::max(first->WorkspaceBytes(), second->WorkspaceBytes()));
 }
 
 int64_t BytesOfFloats(const TensorShape& tensor) {
   return CountOf(tensor.dims) * static_cast<int64_t>(sizeof(float));
 }
 
-// An Add and what cuts its sums off, where they lie.
 NodePlanPtr PlanAdd(Shapes operands, const TensorShape& y, const Limits& limits, const Device& device) {
   NodePlanPtr add = Pack(FloatBinaryOp{FloatBinaryKind::kAdd}, device)->Plan(operands, y);
   const bool clips = limits.low > -std::numeric_limits<float>::infinity() ||
@@ -119,17 +114,15 @@ NodePlanPtr PlanAdd(Shapes operands, const TensorShape& y, const Limits& limits,
   return MakePlan(add->Text() + " + " + clip->Text(), launch);
 }
 
-}  // namespace
-
 PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,
                           const Device& device) {
   const std::shared_ptr<const PackedNode> packed = std::move(product);
   const auto plan = [=](Shapes fed, const TensorShape& y) {
     const TensorShape made = OutputOf(node, fed.first(1));
     if (fed[1].dims == made.dims) return packed->Plan(fed, made);
-    const TensorShape operands[] = {made, fed[1]};
-    return PlanInTurn(packed->Plan(fed.first(1), made), BytesOfFloats(made),
-                      PlanAdd(operands, y, limits, device));
+    const TensorShape operands[] = {fed[1], made};
+    return PlanInTurn(packed->Plan(fed.first(1), made), PlanAdd(operands, y, limits, device),
+                      BytesOfFloats(made));
   };
   return MakeNode(plan, nullptr, 1);
 }
@@ -211,6 +204,8 @@ template <typename Node>
 constexpr bool kIsProduct = std::is_same_v<Node, FloatGemmOp> || std::is_same_v<Node, FloatMatmulOp> ||
                             std::is_same_v<Node, FloatConvOp>;
 
+}  // namespace
+
 Limits LimitsOf(const StandardNode& activation) {
   const auto* const unary = std::get_if<UnaryOp>(&activation);
   const bool clips = unary != nullptr && unary->kind == UnaryKind::kClip;
@@ -221,8 +216,6 @@ Limits LimitsOf(const StandardNode& activation) {
   if (clips) limits.high = unary->b;
   return limits;
 }
-
-}  // namespace
 
 PackedNodePtr PackStandard(const StandardNode& node, const Device& device, FloatPrecision precision) {
   const auto pack = [&](const auto& kind) {
@@ -282,7 +275,7 @@ PackedNodePtr PackQuantized(const StandardNode& conv, const StandardNode* activa
     const TensorShape made = OutputOf(StandardNode(op), fed);
     NodePlanPtr plan = product->Plan(fed, made);
     if (MakesCodes(op, fed[0], made, device)) return plan;
-    return PlanInTurn(plan, BytesOfFloats(made), quantized->Plan({&made, 1}, y));
+    return PlanInTurn(plan, quantized->Plan({&made, 1}, y), BytesOfFloats(made));
   });
 }
 

@@ -68,6 +68,8 @@ struct Limits {
   float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
   bool adds = false;
 };
+// Those of a Relu or a Clip. Throws Error for other nodes.
+Limits LimitsOf(const StandardNode& activation);
 // Of a product that is fed one tensor though its limits add another: there are none, what adds them comes behind.
 inline Limits LimitsOf(Shapes fed, const Limits& limits) {
   return limits.adds && fed.size() == 1 ? Limits() : limits;
@@ -150,8 +152,10 @@ struct Run {
 
   template <typename Params>
   void Launch(void (*kernel)(Params), dim3 grid, int threads, const Params& p) const {
-    const cudaError_t error = queue.Launch(kernel, grid, dim3(static_cast<unsigned>(threads)), p);
-    Require(error == cudaSuccess, "CUDA: launching ", plan, " failed: ", cudaGetErrorString(error));
+    Check(queue.Launch(kernel, grid, dim3(static_cast<unsigned>(threads)), p));
+  }
+  void Check(cudaError_t launched) const {
+    Require(launched == cudaSuccess, "CUDA: launching ", plan, " failed: ", cudaGetErrorString(launched));
   }
   // At least `work` threads.
   template <typename Params>
@@ -213,6 +217,12 @@ using PlanFunction = std::function<NodePlanPtr(Shapes fed, const TensorShape& y)
 PackedNodePtr MakeNode(PlanFunction plan, std::shared_ptr<const DeviceMemory> constants = nullptr,
                        std::optional<size_t> overwrites = std::nullopt);
 
+// `first`, then `second`. What the first makes, of so many bytes, lies in the workspace, before what either launch needs.
+// The second is fed it last, behind one other tensor where there is one.
+NodePlanPtr PlanInTurn(const NodePlanPtr& first, const NodePlanPtr& second, int64_t between_bytes);
+int64_t BytesOfFloats(const TensorShape& tensor);
+// An Add of float tensors, and what cuts its sums off, where they lie.
+NodePlanPtr PlanAdd(Shapes operands, const TensorShape& y, const Limits& limits, const Device& device);
 // A product whose limits add, of a node whose constants need not be there: where the tensor that is added has other dims
 // than what the product makes, or y has, the addition and what cuts it off are kernels of their own.
 PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,

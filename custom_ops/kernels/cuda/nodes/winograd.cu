@@ -309,14 +309,7 @@ double CostOf(const WinogradParams& p, int slices) {
 }
 
 int CheapestSlices(const WinogradParams& p, int asked) {
-  int best = 1;
-  double least = std::numeric_limits<double>::infinity();
-  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
-    if (slices > p.depth / kDepth) break;
-    const double cost = CostOf(p, slices);
-    if (asked > 0 || cost < least) least = cost, best = slices;
-  }
-  return best;
+  return cuda::CheapestSlices(p.depth / kDepth, asked, [&p](int slices) { return CostOf(p, slices); });
 }
 
 void SetSquares(WinogradParams& p) {
@@ -356,15 +349,9 @@ std::vector<float> TransformWeights(const WinogradParams& p, const std::vector<f
 }
 
 void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device) {
-  const cudaError_t prepared = PrepareKernel<WinogradSquares>(device);
-  Require(prepared == cudaSuccess, "CUDA: preparing ", run.plan, " failed: ", cudaGetErrorString(prepared));
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1, 1, static_cast<unsigned>(p.slices)};
-  const size_t shared_bytes = SharedBytes(p.in_cluster);
-  const cudaError_t error = run.queue.LaunchWith({shared_bytes, &cluster, p.in_cluster ? 1 : 0},
-                                                 WinogradSquares, GridOf(p), dim3(kBlock), p);
-  Require(error == cudaSuccess, "CUDA: launching ", run.plan, " failed: ", cudaGetErrorString(error));
+  const LaunchShape shape{GridOf(p), kBlock, SharedBytes(p.in_cluster),
+                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
+  run.Check(LaunchKernel<WinogradSquares>(run.queue, device, shape, p));
 }
 
 bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
