@@ -17,14 +17,14 @@ struct FloatParams : SplitParams {
 
 // kProductsOfClock: as ProductRates, of this tile.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
-          int kProductsOfClock, int kUnrolled = 16, int kTeamsOf = 1>
+          int kProductsOfClock, int kUnrolled = 16, int kTeamCount = 1>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
   static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns),
-                       kBlocks = 512 / (kBlock * kTeamsOf), kRegisters = 128;
-  static constexpr int kDepth = 16, kTeams = kTeamsOf;
+                       kBlocks = 512 / (kBlock * kTeamCount), kRegisters = 128;
+  static constexpr int kDepth = 16, kTeams = kTeamCount;
   using TapSource = ChannelsSource<Tile>;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
