@@ -851,19 +851,23 @@ void TestLinesOfThresholds() {
     e.dir = {random() % 2 == 0 ? 1 : -1};
     if (e.dir[0] < 0) std::reverse(e.thresholds.begin(), e.thresholds.end());
     e.base = {static_cast<int32_t>(random() % 100)};
-    const SumRange sums{-6000, 6000};
+    // Of a single threshold, as binary codes have it, sums may be as large as those of 27 products of bytes.
+    const int64_t most = e.threshold_count == 1 ? 440000 : 6000;
+    const SumRange sums{-most, most};
     const auto four = LineFitter(e, true).Fit(0, {&sums, 1});
     Expect(four.has_value(), "thresholds of a quantizer have a line");
     if (!four) continue;
     const auto [gain, offset, shift] = four->lines[0];
-    int wrong = 0;
+    int wrong = 0, large = 0;
     for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
       const float line = std::fma(12582912.0f + static_cast<float>(sum + shift), gain, offset);
       const int32_t code =
           ClipToCode(std::rint(line * four->factor), 0, static_cast<int32_t>(e.threshold_count));
       wrong += e.base[0] + code == EpilogueCode(e, static_cast<int32_t>(sum), 0, 0) ? 0 : 1;
+      large += e.threshold_count == 1 && std::fabs(line) > 0x1p14f ? 1 : 0;
     }
     Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line of thresholds");
+    Expect(large == 0, std::to_string(large) + " sums are too large to be rounded as words");
   }
 }
 
