@@ -265,6 +265,7 @@ struct SumsParams {
   int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
   int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
   const int32_t* x_sums = nullptr;  // [groups][m]
+  bool rehearses = false;           // RunPipeline
 };
 
 // Tiles of pixels are boxes, which the tensor memory accelerator fetches.
