@@ -54,11 +54,15 @@ __device__ __forceinline__ float ResidualAt(const ProductParams& p, int64_t at) 
   return p.limits.adds ? p.residual[at] : 0.0f;
 }
 
-// What is stored of a sum.
-__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
-  if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+// What is stored of a sum, to which *bias is added where there are biases.
+__device__ __forceinline__ float FinishSum(const ProductParams& p, const float* bias, float sum,
+                                           float residual) {
+  if (p.bias != nullptr) sum = __fadd_rn(sum, *bias);
   if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
+}
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
+  return FinishSum(p, p.bias == nullptr ? nullptr : p.bias + output, sum, residual);
 }
 
 // Where the outputs of a Gemm lie, those of a column side by side.
