@@ -61,12 +61,20 @@ class Bench {
   Timed WithWinograd(const WinogradTiling& tiling) {
     return Time(*PackWinograd(op_, device_, limits_, tiling));
   }
+  int Tiles(FloatPrecision precision) const {
+    return HasHalfConv(op_, device_, precision) ? FloatTiling::kHalfTiles : FloatTiling::kTensorTiles;
+  }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
+  // Where it reads and makes float16 numbers, as in the middle of a network.
   Timed Time(const PackedNode& node) {
     constexpr int kNodes = 20, kReplays = 9;
-    const auto plan = node.Plan({&x_, 1}, y_);
+    HalfTensors halves;
+    if (node.MayReadHalves({&x_, 1}, 0)) halves.Add(0);
+    halves.y = node.MayMakeHalves({&x_, 1});
+    const auto plan =
+        halves == HalfTensors{} ? node.Plan({&x_, 1}, y_) : node.InHalves(halves)->Plan({&x_, 1}, y_);
     const DeviceBuffer workspace(plan->WorkspaceBytes());
     const void* const fed[] = {fed_->Get()};
     const auto launches = [&](Queue& queue) {
@@ -112,7 +120,7 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
       if (!is_asked(precision)) continue;
       const Timed chosen = bench.WithTiling(precision, {});
       std::vector<Timed> all;
-      for (int tile = 0; tile < FloatTiling::kTensorTiles; ++tile) {
+      for (int tile = 0; tile < bench.Tiles(precision); ++tile) {
         for (int slices = 1; slices <= 16; slices *= 2) {
           all.push_back(bench.WithTiling(precision, {tile, slices}));
         }
