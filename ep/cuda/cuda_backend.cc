@@ -260,6 +260,17 @@ class CudaBackend final : public Backend {
     return static_cast<const CudaStep&>(step).InPlanes(planes);
   }
 
+  bool MayReadHalves(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
+    return !reference_ && !cuda::IsLeftOut(kHalves) &&
+           static_cast<const CudaStep&>(step).Node().MayReadHalves(fed, i);
+  }
+  bool MayMakeHalves(const Step& step, std::span<const TensorShape> fed) const override {
+    return static_cast<const CudaStep&>(step).Node().MayMakeHalves(fed);
+  }
+  std::unique_ptr<const Step> InHalves(const Step& step, const HalfTensors& halves) const override {
+    return static_cast<const CudaStep&>(step).InHalves(halves);
+  }
+
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     if (!IsLowBit(node)) return {};
     try {

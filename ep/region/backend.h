@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/bit_planes.h"
+#include "core/half_tensors.h"
 #include "core/nodes.h"
 #include "core/thread_pool.h"
 #include "ep/region/graph.h"
@@ -146,6 +147,21 @@ class Backend {
   // The step that does, where there is an estimate.
   virtual std::unique_ptr<const Step> InPlanes(const Step& step, const TensorPlanes& planes) const {
     (void)step, (void)planes;
+    return nullptr;
+  }
+  // Whether number i of the tensors that the step is fed, and what it makes, may lie as float16 numbers
+  // (core/half_tensors.h).
+  virtual bool MayReadHalves(const Step& step, std::span<const TensorShape> fed, size_t i) const {
+    (void)step, (void)fed, (void)i;
+    return false;
+  }
+  virtual bool MayMakeHalves(const Step& step, std::span<const TensorShape> fed) const {
+    (void)step, (void)fed;
+    return false;
+  }
+  // The step whose tensors do.
+  virtual std::unique_ptr<const Step> InHalves(const Step& step, const HalfTensors& halves) const {
+    (void)step, (void)halves;
     return nullptr;
   }
   // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.

@@ -63,12 +63,21 @@ class Bench {
   Timed WithWinograd(const WinogradTiling& tiling) {
     return Time(*PackWinograd(op_, device_, limits_, tiling));
   }
+  int Tiles(FloatPrecision precision) const {
+    if (precision == FloatPrecision::kFloat32) return FloatTiling::kTiles - 1;
+    return HasHalfConv(op_, device_, precision) ? FloatTiling::kHalfTiles : FloatTiling::kTensorTiles;
+  }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
+  // Where it reads and makes float16 numbers, as in the middle of a network.
   Timed Time(const PackedNode& node) {
     constexpr int kNodes = 10, kReplays = 5;
-    const auto plan = node.Plan({&x_, 1}, y_);
+    HalfTensors halves;
+    if (node.MayReadHalves({&x_, 1}, 0)) halves.Add(0);
+    halves.y = node.MayMakeHalves({&x_, 1});
+    const auto plan =
+        halves == HalfTensors{} ? node.Plan({&x_, 1}, y_) : node.InHalves(halves)->Plan({&x_, 1}, y_);
     const DeviceBuffer workspace(plan->WorkspaceBytes());
     const void* const fed[] = {fed_->Get()};
     const auto launches = [&](Queue& queue) {
@@ -121,7 +130,7 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
       const Timed chosen = bench->WithTiling(precision, {});
       std::vector<Timed> all;
       const bool is_exact = precision == FloatPrecision::kFloat32;
-      for (int tile = 0; tile < (is_exact ? FloatTiling::kTiles - 1 : FloatTiling::kTensorTiles); ++tile) {
+      for (int tile = 0; tile < bench->Tiles(precision); ++tile) {
         for (const int slices : {1, 2, 3, 4, 6, 8, 12, 16}) {
           if (!is_exact && !std::has_single_bit(static_cast<unsigned>(slices))) continue;
           try {

@@ -92,7 +92,7 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // tiles, of which a Conv has all but the last, and at most so many slices of the sums, up to 16; with Tensor Cores a power
 // of two.
 struct FloatTiling {
-  static constexpr int kTiles = 11, kTensorTiles = 4;
+  static constexpr int kTiles = 11, kTensorTiles = 4, kHalfTiles = 5;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -149,6 +149,13 @@ PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, Floa
                                const Limits& limits, const FloatTiling& tiling);
 PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                                const Limits& limits, const FloatTiling& tiling);
+// half_conv_sm90.cu: of float16 numbers on Hopper, which makes all of the convolutions that it has kernels for. Tensors
+// that do not lie as it reads them are rounded by a kernel of their own.
+bool HasHalfConv(const FloatConvOp& op, const Device& device, FloatPrecision precision);
+PackedNodePtr PackHalfConv(const FloatConvOp& op, const Device& device, const Limits& limits,
+                           const FloatTiling& tiling);
+// half_tensors.cu: a pool that reads and makes them, too.
+PackedNodePtr PackHalfPool(const FloatPoolOp& op, PackedNodePtr of_floats);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

@@ -254,6 +254,69 @@ class CapturedChain {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+// Images of float32 numbers as float16 ones with the channels last, and back.
+std::vector<uint8_t> ToHalves(const std::vector<uint8_t>& image, const std::vector<int64_t>& dims) {
+  const int64_t channels = dims[1], pixels = Count(dims) / dims[0] / channels;
+  std::vector<uint8_t> out(image.size() / 2);
+  for (int64_t i = 0; i < Count(dims); ++i) {
+    float v = 0;
+    std::memcpy(&v, &image[static_cast<size_t>(i) * sizeof v], sizeof v);
+    const int64_t of_image = i % (channels * pixels);
+    const int64_t at = i - of_image + of_image % pixels * channels + of_image / pixels;
+    const uint16_t half = ToHalf(v);
+    std::memcpy(&out[static_cast<size_t>(at) * sizeof half], &half, sizeof half);
+  }
+  return out;
+}
+std::vector<uint8_t> Rounded(std::vector<uint8_t> floats) {
+  for (size_t i = 0; i < floats.size(); i += sizeof(float)) {
+    float v = 0;
+    std::memcpy(&v, &floats[i], sizeof v);
+    v = FromHalf(ToHalf(v));
+    std::memcpy(&floats[i], &v, sizeof v);
+  }
+  return floats;
+}
+
+// The node whose tensors lie as float16 numbers beside the one whose don't, both fed numbers of float16.
+bool RunHalves(const Case& c, const PackedNode& packed, Draw& draw, const Stream& stream) {
+  HalfTensors halves;
+  for (size_t i = 0; i < c.fed.size(); ++i) {
+    if (draw.Coin(0.7) && packed.MayReadHalves(c.fed, i)) halves.Add(i);
+  }
+  halves.y = draw.Coin(0.7) && packed.MayMakeHalves(c.fed);
+  if (halves == HalfTensors{}) return true;
+  Case of_halves = c;
+  Buffers floats, given;
+  for (size_t i = 0; i < c.fed.size(); ++i) {
+    const std::vector<uint8_t> data = halves.Has(i) ? Rounded(c.data[i]) : c.data[i];
+    const std::vector<uint8_t> in_form = halves.Has(i) ? ToHalves(data, c.fed[i].dims) : data;
+    for (const auto& [buffers, bytes] : {std::pair(&floats, &data), std::pair(&given, &in_form)}) {
+      buffers->push_back(std::make_unique<Buffer>(bytes->size(), 0));
+      buffers->back()->Fill(*bytes);
+    }
+  }
+  const auto run = [&](const PackedNode& node, const Buffers& fed, Buffer& y) {
+    const auto plan = node.Plan(c.fed, c.y);
+    Buffer workspace(plan->WorkspaceBytes(), 0);
+    Queue queue(stream.Get(), true);
+    plan->Launch(Pointers(fed), y.Get(), workspace.Get(), queue);
+    stream.Synchronize(plan->Text());
+    return plan->Text();
+  };
+  const size_t bytes = c.expected.size();
+  Buffer of_floats(bytes, 0), y(halves.y ? bytes / 2 : bytes, 0);
+  run(packed, floats, of_floats);
+  const std::string text = run(*packed.InHalves(halves), given, y);
+  std::vector<uint8_t> made = of_floats.Read();
+  made.resize(bytes);
+  of_halves.expected = halves.y ? ToHalves(made, c.y.dims) : made;
+  const bool is_product = !std::holds_alternative<FloatPoolOp>(std::get<StandardNode>(c.node));
+  if (is_product || halves.y) of_halves.tolerance = 0;
+  if (halves.y) of_halves.y.type = ElementType::kUInt8;  // compared byte by byte
+  return Verify(of_halves, y, text);
+}
+
 bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stream) {
   const std::unique_ptr<PackedNode> packed = Pack(c, device);
   const std::shared_ptr<const NodePlan> plan = packed->Plan(c.fed, c.y);
@@ -284,6 +347,8 @@ bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stre
     stream.Synchronize(tiled->Text());
     equal = Verify(same, y, tiled->Text() + " beside " + text) && equal;
   }
+
+  equal = RunHalves(c, *packed, draw, stream) && equal;
 
   y.Poison();
   Chain chain(c, *plan, device);
