@@ -74,6 +74,8 @@ struct GemmColumn {
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
+  // From a line of outputs side by side to the next one: of a column.
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.rows; }
 };
 
 // A pixel of a convolution and the channels of its group.
@@ -104,7 +106,7 @@ struct ConvColumn {
     return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
   }
   // From a row's output to the next one's.
-  __device__ static __forceinline__ int64_t RowStep(const ProductParams& p) { return p.by_pixels.divisor; }
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.by_pixels.divisor; }
 };
 
 // ---- what either kind packs and plans

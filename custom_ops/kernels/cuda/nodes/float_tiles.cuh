@@ -310,6 +310,51 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
   }
 }
 
+// Stores a tile's outputs one by one, where fours of them do not lie side by side: by way of the stages' shared memory, so
+// that threads side by side store outputs side by side. The first squares of the threads cover whole rows, as do the next.
+template <typename Column, typename T>
+__device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float* y, int group, int i0,
+                                              int j0, const typename T::Sums& sums, float* stages) {
+  constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kPassRows = T::kRowStep;
+  constexpr int kLine = kStoresColumns<Column> ? kPassRows : T::kColumns;  // outputs side by side
+  constexpr int kLines = kPassRows * T::kColumns / kLine,
+                kThreadsAlong = kLine < T::kBlock ? kLine : T::kBlock;
+  static_assert(kLine * kLines <= T::kStages * kStageFloats<T>);
+  const int tid = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int down = 0; down < kDown; ++down) {
+    __syncthreads();
+#pragma unroll
+    for (int across = 0; across < kAcross; ++across) {
+      const int column = sums.column + across * T::kColumnStep;
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        float* const to = stages + (kStoresColumns<Column> ? (column + line) * kLine + sums.row
+                                                           : (sums.row + line) * kLine + column);
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          v[e] = kStoresColumns<Column> ? sums.At(4 * down + e, 4 * across + line)
+                                        : sums.At(4 * down + line, 4 * across + e);
+        }
+        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    }
+    __syncthreads();
+    for (int along = tid % kThreadsAlong; along < kLine; along += kThreadsAlong) {
+      const int first_row = i0 + down * kPassRows + (kStoresColumns<Column> ? along : 0);
+      const int first_column = j0 + (kStoresColumns<Column> ? 0 : along);
+      const int64_t first = Column::Target(p, group, first_row, first_column);
+      for (int line = tid / kThreadsAlong; line < kLines; line += T::kBlock / kThreadsAlong) {
+        const int row = first_row + (kStoresColumns<Column> ? 0 : line);
+        if (row >= p.rows || first_column + (kStoresColumns<Column> ? line : 0) >= p.columns) break;
+        const int64_t at = first + line * Column::LineStep(p);
+        y[at] = FinishSum(p, group * p.rows + row, stages[line * kLine + along], ResidualAt(p, at));
+      }
+    }
+  }
+}
+
 template <typename Source, typename Column, typename T>
 __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
@@ -434,7 +479,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                   first[across] + int64_t{line} * p.rows + down};
         } else {
           return {first_row + down + line, first_column + across * T::kColumnStep,
-                  first[across] + (down + line) * Column::RowStep(p)};
+                  first[across] + (down + line) * Column::LineStep(p)};
         }
       };
       Fours residuals[2][4] = {};
@@ -457,7 +502,11 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     };
     using std::bool_constant;
     if (!p.stores_fours) {
-      store_all(bool_constant<false>(), bool_constant<true>());
+      if constexpr (kFoursDown * T::kRowStep != T::kRows || kFoursAcross * T::kColumnStep != T::kColumns) {
+        store_all(bool_constant<false>(), bool_constant<true>());
+      } else {
+        StoreOneByOne<Column, T>(p, y, group, i0, j0, sums, stages);
+      }
     } else if (p.limits.adds) {
       store_all(bool_constant<true>(), bool_constant<true>());
     } else {
@@ -468,7 +517,6 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
-  const auto slice_place = [part](int s, int four) { return (s * part + four) * 4; };
 #pragma unroll
   for (int square = 0; square < kSquares; ++square) {
 #pragma unroll
@@ -477,38 +525,60 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       const Fours four = four_of(square, line);
       const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
                           __float_as_int(four.v[3])};
-      StoreToCluster(ClusterAddress(SharedAddress(received + slice_place(slice, in_part)), owner), words,
+      StoreToCluster(ClusterAddress(SharedAddress(received + (slice * part + in_part) * 4), owner), words,
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  const auto place_at = [&](int at) -> FourPlace {
-    const int place = slice_place(slice, at), i = row_of(place), j = column_of(place);
-    return {i, j, Column::Target(p, group, i, j)};
-  };
-  const auto residuals_at = [&](int at) {
-    if (at >= own_part) return Fours{};
-    return p.stores_fours ? LoadResiduals<Column, true>(p, group, place_at(at))
-                          : LoadResiduals<Column, false>(p, group, place_at(at));
-  };
-  const auto biases_at = [&](int at) {
-    if (at >= own_part) return Fours{};
-    return LoadBiases<kStoresColumns<Column> ? 4 : 1>(p, group, place_at(at).i);
-  };
-  Fours residuals = residuals_at(tid), biases = biases_at(tid);
-  WaitBarrier(SharedAddress(&exchange), 0);
-  for (int at = tid; at < own_part; at += T::kBlock) {
-    const Fours next = residuals_at(at + T::kBlock), next_biases = biases_at(at + T::kBlock);
-    const auto load = [&](int s) {
-      const float4 v = *reinterpret_cast<const float4*>(received + slice_place(s, at));
-      return Fours{{v.x, v.y, v.z, v.w}};
+  // Four outputs at a time, or one where four do not lie side by side.
+  const auto finish = [&](auto fours) {
+    constexpr bool kFours = decltype(fours)::value;
+    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
+    const int count = own_part * 4 / kWidth;
+    const auto place_at = [&](int at) -> FourPlace {
+      const int place = slice * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      return {i, j, Column::Target(p, group, i, j)};
     };
-    const Fours all = AddSlices(p.slices, load);
-    if (p.stores_fours) {
-      StoreFours<Column, true>(p, y, group, place_at(at), all, biases, residuals);
-    } else {
-      StoreFours<Column, false>(p, y, group, place_at(at), all, biases, residuals);
+    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
+    Fours next_biases = {}, next_residuals = {};
+    const auto load_added = [&](int at) {
+      if (at >= count) return;
+      const FourPlace place = place_at(at);
+      next_biases = LoadBiases<kBiases>(p, group, place.i);
+      if constexpr (kFours) {
+        next_residuals = LoadResiduals<Column, true>(p, group, place);
+      } else if (is_inside(place)) {
+        next_residuals.v[0] = ResidualAt(p, place.at);
+      }
+    };
+    load_added(tid);
+    WaitBarrier(SharedAddress(&exchange), 0);
+    for (int at = tid; at < count; at += T::kBlock) {
+      const Fours biases = next_biases, residuals = next_residuals;
+      load_added(at + T::kBlock);
+      const auto load = [&](int s) {
+        const float* const from = received + s * part * 4 + at * kWidth;
+        Fours out = {};
+        if constexpr (kFours) {
+          const float4 v = *reinterpret_cast<const float4*>(from);
+          out = {{v.x, v.y, v.z, v.w}};
+        } else {
+          out.v[0] = *from;
+        }
+        return out;
+      };
+      const Fours all = AddSlices(p.slices, load);
+      const FourPlace place = place_at(at);
+      if constexpr (kFours) {
+        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
+      } else if (is_inside(place)) {
+        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
+      }
     }
-    residuals = next, biases = next_biases;
+  };
+  if (p.stores_fours) {
+    finish(std::bool_constant<true>());
+  } else {
+    finish(std::bool_constant<false>());
   }
 }
 
