@@ -260,15 +260,18 @@ class CudaBackend final : public Backend {
     return static_cast<const CudaStep&>(step).InPlanes(planes);
   }
 
-  bool MayReadHalves(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
-    return !reference_ && !cuda::IsLeftOut(kHalves) &&
-           static_cast<const CudaStep&>(step).Node().MayReadHalves(fed, i);
+  bool MayReadChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
+    return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
+           static_cast<const CudaStep&>(step).Node().MayReadChannelsLast(fed, i);
   }
-  bool MayMakeHalves(const Step& step, std::span<const TensorShape> fed) const override {
-    return static_cast<const CudaStep&>(step).Node().MayMakeHalves(fed);
+  bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape> fed) const override {
+    return static_cast<const CudaStep&>(step).Node().MayMakeChannelsLast(fed);
   }
-  std::unique_ptr<const Step> InHalves(const Step& step, const HalfTensors& halves) const override {
-    return static_cast<const CudaStep&>(step).InHalves(halves);
+  size_t BytesOfChannelsLast() const override {
+    return float_precision_ == FloatPrecision::kFloat16 ? sizeof(uint16_t) : sizeof(float);
+  }
+  std::unique_ptr<const Step> InChannelsLast(const Step& step, const ChannelsLast& last) const override {
+    return static_cast<const CudaStep&>(step).InChannelsLast(last);
   }
 
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {

@@ -65,19 +65,19 @@ class Bench {
   }
   int Tiles(FloatPrecision precision) const {
     if (precision == FloatPrecision::kFloat32) return FloatTiling::kTiles - 1;
-    return HasHalfConv(op_, device_, precision) ? FloatTiling::kHalfTiles : FloatTiling::kTensorTiles;
+    return HasNhwcConv(op_, device_, precision) ? FloatTiling::NhwcTiles(precision) : FloatTiling::kTensorTiles;
   }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
-  // Where it reads and makes float16 numbers, as in the middle of a network.
+  // With the channels last where it reads and makes such tensors, as in the middle of a network.
   Timed Time(const PackedNode& node) {
     constexpr int kNodes = 10, kReplays = 5;
-    HalfTensors halves;
-    if (node.MayReadHalves({&x_, 1}, 0)) halves.Add(0);
-    halves.y = node.MayMakeHalves({&x_, 1});
+    ChannelsLast last;
+    if (node.MayReadChannelsLast({&x_, 1}, 0)) last.Add(0);
+    last.y = node.MayMakeChannelsLast({&x_, 1});
     const auto plan =
-        halves == HalfTensors{} ? node.Plan({&x_, 1}, y_) : node.InHalves(halves)->Plan({&x_, 1}, y_);
+        last == ChannelsLast{} ? node.Plan({&x_, 1}, y_) : node.InChannelsLast(last)->Plan({&x_, 1}, y_);
     const DeviceBuffer workspace(plan->WorkspaceBytes());
     const void* const fed[] = {fed_->Get()};
     const auto launches = [&](Queue& queue) {

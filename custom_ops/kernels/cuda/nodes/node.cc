@@ -130,12 +130,12 @@ class AddedNode final : public PackedNode {
                       BytesOfFloats(made));
   }
   std::optional<size_t> Overwrites() const override { return 1; }
-  bool MayReadHalves(Shapes fed, size_t i) const override {
-    return IsOneKernel(fed) ? product_->MayReadHalves(fed, i) : i == 0 && product_->MayReadHalves(fed.first(1), 0);
+  bool MayReadChannelsLast(Shapes fed, size_t i) const override {
+    return IsOneKernel(fed) ? product_->MayReadChannelsLast(fed, i) : i == 0 && product_->MayReadChannelsLast(fed.first(1), 0);
   }
-  bool MayMakeHalves(Shapes fed) const override { return IsOneKernel(fed) && product_->MayMakeHalves(fed); }
-  PackedNodePtr InHalves(const HalfTensors& halves) const override {
-    return std::make_unique<AddedNode>(node_, product_->InHalves(halves), limits_, device_);
+  bool MayMakeChannelsLast(Shapes fed) const override { return IsOneKernel(fed) && product_->MayMakeChannelsLast(fed); }
+  PackedNodePtr InChannelsLast(const ChannelsLast& last) const override {
+    return std::make_unique<AddedNode>(node_, product_->InChannelsLast(last), limits_, device_);
   }
 
  private:
@@ -251,7 +251,7 @@ PackedNodePtr PackStandard(const StandardNode& node, const Device& device, Float
       return Pack(kind, device, precision);
     } else if constexpr (std::is_same_v<Kind, FloatPoolOp>) {
       PackedNodePtr pool = Pack(kind, device);
-      return precision == FloatPrecision::kFloat16 ? PackHalfPool(kind, std::move(pool)) : std::move(pool);
+      return UsesTensorCores(precision) ? PackNhwcPool(kind, precision, std::move(pool)) : std::move(pool);
     } else {
       return Pack(kind, device);
     }

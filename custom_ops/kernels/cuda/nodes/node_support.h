@@ -92,7 +92,10 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // tiles, of which a Conv has all but the last, and at most so many slices of the sums, up to 16; with Tensor Cores a power
 // of two.
 struct FloatTiling {
-  static constexpr int kTiles = 11, kTensorTiles = 4, kHalfTiles = 5;
+  static constexpr int kTiles = 11, kTensorTiles = 4;
+  static constexpr int NhwcTiles(FloatPrecision precision) {
+    return precision == FloatPrecision::kFloat16 ? 5 : 4;
+  }
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -149,13 +152,13 @@ PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, Floa
                                const Limits& limits, const FloatTiling& tiling);
 PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                                const Limits& limits, const FloatTiling& tiling);
-// half_conv_sm90.cu: of float16 numbers on Hopper, which makes all of the convolutions that it has kernels for. Tensors
-// that do not lie as it reads them are rounded by a kernel of their own.
-bool HasHalfConv(const FloatConvOp& op, const Device& device, FloatPrecision precision);
-PackedNodePtr PackHalfConv(const FloatConvOp& op, const Device& device, const Limits& limits,
-                           const FloatTiling& tiling);
-// half_tensors.cu: a pool that reads and makes them, too.
-PackedNodePtr PackHalfPool(const FloatPoolOp& op, PackedNodePtr of_floats);
+// nhwc_conv_sm90.cu: convolutions of images whose channels lie last on Hopper, which makes all of those that it has kernels
+// for. Images that lie as ONNX has them are turned by a kernel of their own.
+bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision);
+PackedNodePtr PackNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                           const Limits& limits, const FloatTiling& tiling);
+// nhwc_tensors.cu: a pool that reads and makes such images, too, with the numbers that products of this precision read.
+PackedNodePtr PackNhwcPool(const FloatPoolOp& op, FloatPrecision precision, PackedNodePtr plain);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

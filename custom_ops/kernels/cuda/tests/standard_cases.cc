@@ -595,7 +595,7 @@ Case MakeConv(Draw& draw) {
   op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
-  if (c.precision == FloatPrecision::kFloat16 && draw.Coin()) {  // as tensors of float16 have them
+  if (UsesTensorCores(c.precision) && draw.Coin()) {  // as images with the channels last have them
     op.group = 1;
     op.in_channels = 8 * draw.Int(1, 18);
     op.out_channels = draw.Coin() ? 8 * draw.Int(1, 36) : draw.Int(8, 40);
@@ -610,8 +610,7 @@ Case MakeConv(Draw& draw) {
       op.window.pad_end[d] = draw.Int(0, 2);
     }
   }
-  const bool is_direct = c.precision == FloatPrecision::kFloat32 || c.precision == FloatPrecision::kFloat16;
-  if (is_direct && draw.Coin()) {  // few channels
+  if (c.precision != FloatPrecision::kWinograd && draw.Coin(0.4)) {  // few channels
     op.group = 1;
     op.in_channels = draw.Int(1, 4);
     op.window = DrawWindow(draw, 7);
@@ -696,7 +695,7 @@ Case MakePool(Draw& draw) {
   op.ceil_mode = draw.Coin();
   op.count_include_pad = draw.Coin();
   op.window = DrawWindow(draw, 4);
-  if (draw.Coin()) c.precision = FloatPrecision::kFloat16;
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kFloat16});
   FeedReals(c, draw, PlanesShape(draw, draw.Coin() ? 8 * draw.Int(1, 20) : draw.Int(1, 20), op.window.spatial));
   const Dims& dims = c.fed[0].dims;
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
