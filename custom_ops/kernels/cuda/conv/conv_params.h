@@ -42,7 +42,7 @@ enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
   kIntegers,
-  kIntegersInTail,  // EpilogueParams::in_tail
+  kIntegersInTail,  // EpilogueParams::in_tail, or what stands for codes (table, values)
   kFloatsFromZero,  // kFloatFromZero to 256 codes
   // kFloat; residuals are added to 256 codes as Addition has it.
   kFloatsOnLine,
@@ -54,6 +54,8 @@ enum class Finish : int {
   kCappedOnLine,
   kCappedTailOnLine,
   kCappedInTail,
+  // kFloat to any number of codes, multiplied alone: what makes residuals for the next product.
+  kWordsMultiplied,
   // To any number of codes.
   kWordsTail,
   kWordsTailOnLine,
@@ -161,10 +163,16 @@ struct EpilogueParams {
   int output_zero_point = 0;
 };
 
+// Whether sums without residuals may be finished as kWordsMultiplied has it.
+inline bool AreWordsMultiplied(const EpilogueParams& e) {
+  return e.sums == SumForm::kFloat && !e.on_lines && !e.in_tail && e.table == nullptr &&
+         e.values == nullptr && e.border == nullptr;
+}
+
 // How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
-  const bool adds_in_tail = e.in_tail || e.values != nullptr;
-  if (e.sums == SumForm::kInteger) return adds_in_tail ? Finish::kIntegersInTail : Finish::kIntegers;
+  const bool has_numbers = e.in_tail || e.values != nullptr || e.table != nullptr;
+  if (e.sums == SumForm::kInteger) return has_numbers ? Finish::kIntegersInTail : Finish::kIntegers;
   if (e.values != nullptr) return Finish::kFloatsOfValues;
   // Instances for any floats alone do more to a sum.
   if (e.table != nullptr || e.border != nullptr || e.place_count > 0 || e.plane_count > 0)

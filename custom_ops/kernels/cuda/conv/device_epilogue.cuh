@@ -370,8 +370,8 @@ inline constexpr bool kMayHavePlaces =
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
 inline constexpr bool kMayMap =
-    kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
-    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues;
+    kFinish == Finish::kAny || kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues;
 
 // f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
@@ -465,6 +465,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTail)
     return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kWordsMultiplied)
+    return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTail)
     return rounding.template operator()<First::kLines, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTailOnLine)
@@ -520,7 +522,7 @@ template <bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
   if (e.on_lines) {
     WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
-  } else if (e.in_tail || e.values != nullptr) {
+  } else if (e.in_tail || e.values != nullptr || e.table != nullptr) {
     WithEpilogue<Finish::kIntegersInTail, kMayAdd>(e, f);
   } else {
     WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);

@@ -417,6 +417,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
       epilogue_.is_capped &&
       (epilogue_.in_tail ? is_float : !epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
   problem.integers_of_tail = requantizes && epilogue_.on_lines && !is_float;
+  problem.is_mapped = epilogue_.table != nullptr || epilogue_.values != nullptr;
   problem.floats = requantizes && is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;

@@ -72,8 +72,8 @@ struct Operands {
 };
 
 // sums += a * b^T.
-template <typename Product, int kSums>
-__device__ __forceinline__ void MultiplyTile(const Operands& of, int (&sums)[kSums]) {
+template <typename Product, typename Sum, int kSums>
+__device__ __forceinline__ void MultiplyTile(const Operands& of, Sum (&sums)[kSums]) {
   Product::Multiply(sums, of.a, of.b);
   Product::Multiply(sums, of.a + 2, of.b + 2);
   if (of.is_whole) {
@@ -114,8 +114,9 @@ struct Ring {
   // stage) takes. Returns the last stage, whose products WgmmaWait<0> waits for. kStored: threads fill stages
   // by themselves, through another proxy than that by which wgmma reads. Not `waits`: products of whatever the stages
   // hold.
-  template <typename Product, bool kStored = false, int kSums, typename OperandsOf, typename Release>
-  __device__ __forceinline__ int Drain(RingPlace& place, int count, int (&sums)[kSums],
+  template <typename Product, bool kStored = false, typename Sum, int kSums, typename OperandsOf,
+            typename Release>
+  __device__ __forceinline__ int Drain(RingPlace& place, int count, Sum (&sums)[kSums],
                                        const OperandsOf& operands, const Release& release,
                                        bool waits = true) const {
     int previous = 0;

@@ -21,10 +21,10 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
+//   TapSource                   if it has one, of columns where p.taps_first.
 // Where products are made while the threads do something else, it also has
 //   Weights::Wait               until those of a stage are there;
-//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones;
-//   TapSource                   of columns where p.taps_first.
+//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones.
 #pragma once
 
 #include <cmath>
@@ -43,11 +43,13 @@ inline constexpr int kMostSlices = 16;
 
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
-  int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
+  int slices = 1;             // of k; slice s begins behind s / slices of the stages
+  bool any_slices = false;    // there may be any number of them, not a power of two alone
   bool in_cluster = false;    // the blocks of a tile's slices are a cluster
+  FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
-  bool taps_first = false;    // k runs over 32 channels at each tap, then over the next ones
+  bool taps_first = false;    // k runs over the channels of a stage at each tap, then over the next ones
   FastDivisor by_taps;
 };
 
@@ -57,7 +59,7 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 // Whether products are made while the threads do something else. Such tiles are large: what the blocks of a cluster send
 // each other takes the place of the stages.
 template <typename T>
-inline constexpr bool kIsAsync = requires { typename T::TapSource; };
+inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { weights.Wait(0, 0u); };
 
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
@@ -180,6 +182,44 @@ struct WindowSource {
   }
 };
 
+// Any columns whose elements of k in a stage are channels at one tap (p.taps_first), an element at a time.
+template <typename T>
+struct ChannelsSource {
+  static constexpr int kSteps = T::kBlock / T::kColumns;
+  static_assert(T::kBlock % T::kColumns == 0);
+  const SplitParams& p;
+  const float* first;
+  int64_t plane;
+  int top = kOutside, left = 0;
+  uint32_t to;
+
+  __device__ __forceinline__ ChannelsSource(const SplitParams& params, int group, int j0, uint32_t pixels)
+      : p(params), first(params.x), plane(ConvColumn::ChannelStep(params)) {
+    const int column = static_cast<int>(threadIdx.x) % T::kColumns;
+    const int own = static_cast<int>(threadIdx.x) / T::kColumns;  // along k
+    const ConvColumn of(p, group, j0 + column);
+    if (of.image != nullptr) {
+      top = static_cast<int>(of.top), left = static_cast<int>(of.left);
+      first = of.image + (own * plane + of.top * p.windows.w.in + of.left);
+    }
+    to = pixels + (own * T::kPitch + column) * 4;
+  }
+  __device__ __forceinline__ void Prepare(int, int) const {}
+  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+    const auto [chunk, tap] = Divided(static_cast<unsigned>(k0) / T::kDepth, p.by_taps);
+    const auto [ty, tx] = Divided(tap, p.by_kernel_w);
+    const int dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
+    const int dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
+    const bool inside = static_cast<unsigned>(top + dy) < static_cast<unsigned>(p.windows.h.in) &&
+                        static_cast<unsigned>(left + dx) < static_cast<unsigned>(p.windows.w.in);
+    const float* x = first + (chunk * T::kDepth * plane + dy * static_cast<int>(p.windows.w.in) + dx);
+#pragma unroll
+    for (int k = 0; k < T::kDepth; k += kSteps, x += kSteps * plane) {
+      CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, x, inside);
+    }
+  }
+};
+
 // ---- the products
 
 __device__ __forceinline__ float ElementOf(const float4& v, int e) {
@@ -237,17 +277,27 @@ __device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, 
   return out;
 }
 
+// Their biases, those of kRows rows from i on: the first one's is that of the others, too, where they are of one row.
+template <int kRows>
+__device__ __forceinline__ Fours LoadBiases(const SplitParams& p, int group, int i) {
+  Fours out = {};
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) {
+    if (p.bias != nullptr && i + e < p.rows) out.v[e] = p.bias[group * p.rows + i + e];
+  }
+#pragma unroll
+  for (int e = kRows; e < 4; ++e) out.v[e] = out.v[0];
+  return out;
+}
+
 // Stores them.
 template <typename Column, bool kFours>
 __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, const FourPlace& place,
-                                           Fours sums, const Fours& residuals) {
+                                           Fours sums, const Fours& biases, const Fours& residuals) {
   if (place.i >= p.rows || place.j >= p.columns) return;
-  const int output = group * p.rows + place.i;
   if constexpr (kFours) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], residuals.v[e]);
-    }
+    for (int e = 0; e < 4; ++e) sums.v[e] = FinishSum(p, &biases.v[e], sums.v[e], residuals.v[e]);
     *reinterpret_cast<float4*>(y + place.at) = make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
     return;
   }
@@ -256,7 +306,52 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
     if (place.i + of_i >= p.rows || place.j + of_j >= p.columns) return;
     y[Column::Target(p, group, place.i + of_i, place.j + of_j)] =
-        FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
+        FinishSum(p, &biases.v[e], sums.v[e], residuals.v[e]);
+  }
+}
+
+// Stores a tile's outputs one by one, where fours of them do not lie side by side: by way of the stages' shared memory, so
+// that threads side by side store outputs side by side. The first squares of the threads cover whole rows, as do the next.
+template <typename Column, typename T>
+__device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float* y, int group, int i0,
+                                              int j0, const typename T::Sums& sums, float* stages) {
+  constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kPassRows = T::kRowStep;
+  constexpr int kLine = kStoresColumns<Column> ? kPassRows : T::kColumns;  // outputs side by side
+  constexpr int kLines = kPassRows * T::kColumns / kLine,
+                kThreadsAlong = kLine < T::kBlock ? kLine : T::kBlock;
+  static_assert(kLine * kLines <= T::kStages * kStageFloats<T>);
+  const int tid = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int down = 0; down < kDown; ++down) {
+    __syncthreads();
+#pragma unroll
+    for (int across = 0; across < kAcross; ++across) {
+      const int column = sums.column + across * T::kColumnStep;
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        float* const to = stages + (kStoresColumns<Column> ? (column + line) * kLine + sums.row
+                                                           : (sums.row + line) * kLine + column);
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          v[e] = kStoresColumns<Column> ? sums.At(4 * down + e, 4 * across + line)
+                                        : sums.At(4 * down + line, 4 * across + e);
+        }
+        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    }
+    __syncthreads();
+    for (int along = tid % kThreadsAlong; along < kLine; along += kThreadsAlong) {
+      const int first_row = i0 + down * kPassRows + (kStoresColumns<Column> ? along : 0);
+      const int first_column = j0 + (kStoresColumns<Column> ? 0 : along);
+      const int64_t first = Column::Target(p, group, first_row, first_column);
+      for (int line = tid / kThreadsAlong; line < kLines; line += T::kBlock / kThreadsAlong) {
+        const int row = first_row + (kStoresColumns<Column> ? 0 : line);
+        if (row >= p.rows || first_column + (kStoresColumns<Column> ? line : 0) >= p.columns) break;
+        const int64_t at = first + line * Column::LineStep(p);
+        y[at] = FinishSum(p, group * p.rows + row, stages[line * kLine + along], ResidualAt(p, at));
+      }
+    }
   }
 }
 
@@ -274,11 +369,13 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
   const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
+  const int part = static_cast<int>(p.by_part.divisor);
+  const int own_part = min(part, T::kOutputs / 4 - slice * part);  // fours
   if (p.in_cluster) {
     if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
       FenceBarrierInit();
-      ArriveExpecting(SharedAddress(&exchange), T::kOutputs * 4);
+      ArriveExpecting(SharedAddress(&exchange), p.slices * own_part * 16);
     }
     if constexpr (!kIsAsync<T>) ClusterArrive();
   }
@@ -368,6 +465,10 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     for (int j = 0; j < kFoursAcross; ++j) {
       first[j] = Column::Target(p, group, first_row, first_column + j * T::kColumnStep);
     }
+    const auto biases_of = [&](int square, int line) {
+      const int row = first_row + square / kFoursAcross * T::kRowStep;
+      return kStoresColumns<Column> ? LoadBiases<4>(p, group, row) : LoadBiases<1>(p, group, row + line);
+    };
     const auto store_all = [&](auto fours, auto adds) {
       constexpr bool kFours = decltype(fours)::value, kMayAdd = decltype(adds)::value;
       constexpr int kAhead = kIsAsync<T> ? 1 : 0;
@@ -378,7 +479,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                   first[across] + int64_t{line} * p.rows + down};
         } else {
           return {first_row + down + line, first_column + across * T::kColumnStep,
-                  first[across] + (down + line) * Column::RowStep(p)};
+                  first[across] + (down + line) * Column::LineStep(p)};
         }
       };
       Fours residuals[2][4] = {};
@@ -395,13 +496,17 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
           StoreFours<Column, kFours>(p, y, group, line_of(square, line), four_of(square, line),
-                                     residuals[square % 2][line]);
+                                     biases_of(square, line), residuals[square % 2][line]);
         }
       }
     };
     using std::bool_constant;
     if (!p.stores_fours) {
-      store_all(bool_constant<false>(), bool_constant<true>());
+      if constexpr (kFoursDown * T::kRowStep != T::kRows || kFoursAcross * T::kColumnStep != T::kColumns) {
+        store_all(bool_constant<false>(), bool_constant<true>());
+      } else {
+        StoreOneByOne<Column, T>(p, y, group, i0, j0, sums, stages);
+      }
     } else if (p.limits.adds) {
       store_all(bool_constant<true>(), bool_constant<true>());
     } else {
@@ -412,43 +517,68 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
-  const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
 #pragma unroll
   for (int square = 0; square < kSquares; ++square) {
 #pragma unroll
     for (int line = 0; line < 4; ++line) {
-      const int place = place_of(square, line), owner = place >> part_bits, in_part = place - owner * part;
+      const auto [owner, in_part] = Divided(static_cast<unsigned>(place_of(square, line)) / 4, p.by_part);
       const Fours four = four_of(square, line);
       const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
                           __float_as_int(four.v[3])};
-      StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
+      StoreToCluster(ClusterAddress(SharedAddress(received + (slice * part + in_part) * 4), owner), words,
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  const auto place_at = [&](int at) -> FourPlace {
-    const int place = slice * part + at, i = row_of(place), j = column_of(place);
-    return {i, j, Column::Target(p, group, i, j)};
-  };
-  const auto residuals_at = [&](int at) {
-    if (at >= part) return Fours{};
-    return p.stores_fours ? LoadResiduals<Column, true>(p, group, place_at(at))
-                          : LoadResiduals<Column, false>(p, group, place_at(at));
-  };
-  Fours residuals = residuals_at(4 * tid);
-  WaitBarrier(SharedAddress(&exchange), 0);
-  for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
-    const Fours next = residuals_at(at + 4 * T::kBlock);
-    const auto load = [&](int s) {
-      const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
-      return Fours{{v.x, v.y, v.z, v.w}};
+  // Four outputs at a time, or one where four do not lie side by side.
+  const auto finish = [&](auto fours) {
+    constexpr bool kFours = decltype(fours)::value;
+    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
+    const int count = own_part * 4 / kWidth;
+    const auto place_at = [&](int at) -> FourPlace {
+      const int place = slice * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      return {i, j, Column::Target(p, group, i, j)};
     };
-    const Fours all = AddSlices(p.slices, load);
-    if (p.stores_fours) {
-      StoreFours<Column, true>(p, y, group, place_at(at), all, residuals);
-    } else {
-      StoreFours<Column, false>(p, y, group, place_at(at), all, residuals);
+    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
+    Fours next_biases = {}, next_residuals = {};
+    const auto load_added = [&](int at) {
+      if (at >= count) return;
+      const FourPlace place = place_at(at);
+      next_biases = LoadBiases<kBiases>(p, group, place.i);
+      if constexpr (kFours) {
+        next_residuals = LoadResiduals<Column, true>(p, group, place);
+      } else if (is_inside(place)) {
+        next_residuals.v[0] = ResidualAt(p, place.at);
+      }
+    };
+    load_added(tid);
+    WaitBarrier(SharedAddress(&exchange), 0);
+    for (int at = tid; at < count; at += T::kBlock) {
+      const Fours biases = next_biases, residuals = next_residuals;
+      load_added(at + T::kBlock);
+      const auto load = [&](int s) {
+        const float* const from = received + s * part * 4 + at * kWidth;
+        Fours out = {};
+        if constexpr (kFours) {
+          const float4 v = *reinterpret_cast<const float4*>(from);
+          out = {{v.x, v.y, v.z, v.w}};
+        } else {
+          out.v[0] = *from;
+        }
+        return out;
+      };
+      const Fours all = AddSlices(p.slices, load);
+      const FourPlace place = place_at(at);
+      if constexpr (kFours) {
+        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
+      } else if (is_inside(place)) {
+        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
+      }
     }
-    residuals = next;
+  };
+  if (p.stores_fours) {
+    finish(std::bool_constant<true>());
+  } else {
+    finish(std::bool_constant<false>());
   }
 }
 
@@ -481,7 +611,7 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
   constexpr int kStaged = T::kStages * kStageFloats<T>;
-  const int received = in_cluster ? T::kOutputs : 0;
+  const int received = in_cluster ? T::kOutputs + 4 * kMostSlices : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
@@ -538,12 +668,12 @@ inline constexpr int kMostGridRows = 65535;
 // The GPUs that this was made for. What decides the bits is estimated for them, whatever GPU is there.
 inline Device DeviceOfEstimates() { return {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""}; }
 
-// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`.
+// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`; a power of two if not `any`.
 template <typename Cost>
-int CheapestSlices(int most, int asked, const Cost& cost_of) {
+int CheapestSlices(int most, int asked, const Cost& cost_of, bool any = false) {
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
-  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
+  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices += any ? 1 : slices) {
     if (slices > 1 && slices > most) break;
     const double cost = cost_of(slices);
     if (asked > 0 || cost < least) least = cost, best = slices;
@@ -553,10 +683,11 @@ int CheapestSlices(int most, int asked, const Cost& cost_of) {
 template <typename Tiles, typename Column>
 int CheapestSlices(const SplitParams& p, int asked = 0) {
   constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
-  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked,
-                        [&, device = DeviceOfEstimates()](int slices) {
-                          return CheapestTile<Tiles, Column>(p, slices, device).cost;
-                        });
+  const auto cost_of = [&, device = DeviceOfEstimates()](int slices) {
+    return CheapestTile<Tiles, Column>(p, slices, device).cost;
+  };
+  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked, cost_of,
+                        p.any_slices);
 }
 
 // Whether 32 bits hold what the kernel computes of pixels.
@@ -575,7 +706,8 @@ inline bool IsNear(const ProductParams& p) {
 // ---- launches
 
 template <typename Source, typename Column, typename T>
-void LaunchTile(const Run& run, const typename T::Params& p, const Device& device) {
+void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
+  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.slices));
   const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
                   static_cast<unsigned>(p.groups) * p.slices);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
@@ -602,7 +734,7 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
       LaunchTile<LinesSource<T>, Column, T>(run, p, device);
     } else if constexpr (kMayUse<Column, T>) {
       if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
-      if constexpr (kIsAsync<T>) {
+      if constexpr (requires { typename T::TapSource; }) {
         if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }
       LaunchTile<WindowSource<T>, Column, T>(run, p, device);
