@@ -220,9 +220,11 @@ struct BlockState {
   float factor[kTileN / 4];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
-  // The constants of the tile's channels: copies that count with the block's first tile. By kThreads threads.
+  // The constants of the tile's channels: copies that count with the block's first tile. By kThreads threads, which
+  // bring tables near, too.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
+    PrefetchTables(p.epilogue, thread);
     const int channel = at.group * p.n + at.n0;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) Fetch(p.epilogue, channel + n, n);
   }

@@ -45,10 +45,13 @@ struct RowTaps {
   template <int kFrom>
   __device__ __forceinline__ unsigned Of(int channel) const {
     static_assert(kFrom > -4 && kFrom < 4 * kWords);
-    if constexpr (kFrom <= 0) return words[0][channel] << (-8 * kFrom);
-    const unsigned low = words[kFrom / 4][channel],
-                   high = kFrom / 4 + 1 < kWords ? words[kWords - 1][channel] : 0;
-    return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (8 * (kFrom % 4)));
+    if constexpr (kFrom <= 0) {
+      return words[0][channel] << (-8 * kFrom);
+    } else {
+      const unsigned low = words[kFrom / 4][channel],
+                     high = kFrom / 4 + 1 < kWords ? words[kWords - 1][channel] : 0;
+      return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (8 * (kFrom % 4)));
+    }
   }
 };
 
@@ -137,6 +140,10 @@ __device__ __forceinline__ void FinishPixels(const DepthwiseParams& p, const Cha
   }
 }
 
+__device__ __forceinline__ bool IsInside(int i, int size) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(size);
+}
+
 // Windows of kSide x kSide without dilation, in steps of kStride along a row: a thread sums kPixels neighbours.
 template <int kSide, int kStride, int kPixels, bool kSigned, bool kRequantizes>
 __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_constant__ DepthwiseParams p) {
@@ -150,8 +157,13 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
             ox = (run - row * static_cast<int>(p.by_pieces.divisor)) * kPixels;
   const int image = Divide(row, p.by_rows), oy = row - image * p.out_h;
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * kStride - p.pad_left;
-  const uint8_t* const from =
-      p.x + ((static_cast<int64_t>(image) * p.in_h + y0) * p.in_w + x0) * channels + channel;
+  const uint8_t* rows[kSide];  // where each begins; from there it is one addition to any pixel
+  rows[0] = p.x + ((static_cast<int64_t>(image) * p.in_h + y0) * p.in_w + x0) * channels + channel;
+#pragma unroll
+  for (int ky = 0; ky < kSide; ++ky) {
+    if (ky > 0) rows[ky] = rows[ky - 1] + p.in_w * channels;
+    KeepInRegister(rows[ky]);
+  }
 
   RowTaps<kSide> taps[kSide];
 #pragma unroll
@@ -159,6 +171,8 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
     taps[ky].Load(p.weights + ky * RowTaps<kSide>::kWords * channels * 4, channels, channel);
   ChannelConstants constants;
   if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
+  PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
+  if (p.epilogue.touches) TouchParams(p);
   WaitForPredecessors();
   LetSuccessorsStart();
   if (thread >= p.threads) return;
@@ -166,11 +180,10 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
   unsigned x[kSide][kColumns];
 #pragma unroll
   for (int ky = 0; ky < kSide; ++ky) {
-    const bool row_inside = y0 + ky >= 0 && y0 + ky < p.in_h;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const bool inside = row_inside && x0 + i >= 0 && x0 + i < p.in_w;
-      x[ky][i] = inside ? *reinterpret_cast<const unsigned*>(from + (ky * p.in_w + i) * channels) : p.fill;
+      const bool inside = IsInside(y0 + ky, p.in_h) & IsInside(x0 + i, p.in_w);
+      x[ky][i] = LoadWordOr(rows[ky] + int64_t{channels} * i, inside, p.fill);
     }
   }
   int sums[kPixels][kChannels] = {};
@@ -192,6 +205,8 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * p.stride_w - p.pad_left;
   ChannelConstants constants;
   if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
+  PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
+  if (p.epilogue.touches) TouchParams(p);
   WaitForPredecessors();
   LetSuccessorsStart();
   if (thread >= p.threads) return;
@@ -200,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   int sums[1][kChannels] = {};
   for (int ky = 0; ky < p.kernel_h; ++ky) {
     const int y = y0 + ky * p.dilation_h;
-    const bool row_inside = y >= 0 && y < p.in_h;
+    const bool row_inside = IsInside(y, p.in_h);
     const uint8_t* const from =
         p.x + (static_cast<int64_t>(image) * p.in_h + y) * p.in_w * channels + channel;
     for (int kx = 0; kx < p.kernel_w; kx += 4, weights += channels * 4) {
@@ -208,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = x0 + (kx + i) * p.dilation_w;
-        const bool inside = row_inside && column >= 0 && column < p.in_w && kx + i < p.kernel_w;
+        const bool inside = row_inside && IsInside(column, p.in_w) && kx + i < p.kernel_w;
         x[i] = inside ? *reinterpret_cast<const unsigned*>(from + static_cast<int64_t>(column) * channels)
                       : p.fill;
       }

@@ -319,6 +319,13 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
+// Brings what codes are looked up in near, before the kernel's turn: by the threads of a block.
+__device__ __forceinline__ void PrefetchTables(const EpilogueParams& e, int thread) {
+  constexpr int kLine = 128, kCodes = 256;
+  if (e.table != nullptr && thread < kCodes / kLine) PrefetchLine(e.table + thread * kLine);
+  if (e.values != nullptr && thread < kCodes * 4 / kLine) PrefetchLine(e.values + thread * (kLine / 4));
+}
+
 // The byte that a table has for a code's.
 __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned code) {
   return e.table[code & 255u];

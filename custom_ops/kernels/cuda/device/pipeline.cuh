@@ -176,6 +176,9 @@ __device__ __forceinline__ void MultiplyTiles(uint32_t a, uint32_t b, int k_tile
 template <typename Family>
 __device__ __forceinline__ void RunPipeline(Family family) {
   family.SetUp();
+  if constexpr (requires { family.p.epilogue; }) {
+    if (family.p.epilogue.touches) TouchParams(family.p);
+  }
   __syncthreads();
   if constexpr (requires { family.Load(); }) {
     if (family.Loads()) return family.Load();
