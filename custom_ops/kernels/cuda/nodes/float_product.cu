@@ -17,14 +17,14 @@ struct FloatParams : SplitParams {
 
 // kProductsOfClock: as ProductRates, of this tile.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
-          int kProductsOfClock, int kUnrolled = 16>
+          int kProductsOfClock, int kUnrolled = 16, int kTeamCount = 1>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock,
-                       kRegisters = 128;
-  static constexpr int kDepth = 16;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns),
+                       kBlocks = 512 / (kBlock * kTeamCount), kRegisters = 128;
+  static constexpr int kDepth = 16, kTeams = kTeamCount;
   using TapSource = ChannelsSource<Tile>;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
@@ -94,13 +94,14 @@ struct Tile {
       }
     }
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
+    __device__ __forceinline__ void Set(int i, int j, float sum) { sums[i][j] = sum; }
   };
 };
 using Tiles =
     std::tuple<Tile<128, 128, 8, 8, 3, 135>, Tile<64, 128, 8, 8, 4, 103>, Tile<64, 64, 8, 4, 4, 103>,
                Tile<64, 32, 8, 4, 4, 115>, Tile<128, 128, 8, 8, 3, 135, 8>, Tile<128, 64, 8, 8, 4, 103, 8>,
-               Tile<64, 64, 8, 8, 4, 103, 8>, Tile<64, 64, 8, 4, 4, 103, 8>, Tile<64, 32, 8, 4, 4, 115, 8>,
-               Tile<64, 32, 4, 4, 4, 80>, Tile<128, 8, 4, 4, 6, 103>>;
+               Tile<64, 64, 8, 8, 4, 103, 8>, Tile<64, 64, 8, 4, 4, 103, 16, 2>,
+               Tile<64, 32, 8, 4, 4, 115, 16, 2>, Tile<64, 32, 4, 4, 4, 80>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 
