@@ -133,40 +133,46 @@ __global__ void __launch_bounds__(kThreads) ToFewChannels(const __grid_constant_
   }
 }
 
-// Means of all pixels of an image, to float32: 32 threads side by side have two channels each, the others of a block take
-// turns with the pixels.
+// Means of all pixels of an image, to float32, in the order of sums of images that lie as ONNX has them (float_ops.cu): 32
+// threads take turns with the pixels, then the sums of the second half of them are added to those of the first, and so on.
+constexpr unsigned kMeansOfBlock = kThreads / kWarp * kChannelsOfThread;  // channels
+
 template <bool kHalves>
 __global__ void __launch_bounds__(kThreads) NhwcMeans(const __grid_constant__ NhwcPoolParams p) {
-  constexpr int kParts = kThreads / kWarp;
-  __shared__ float parts[kParts][kWarp * 2];
+  using Number = std::conditional_t<kHalves, uint16_t, float>;
+  __shared__ float parts[kWarp][kMeansOfBlock];
   LetSuccessorsStart();
   WaitForPredecessors();
   const auto [image, block] = Divided(blockIdx.x, p.by_eights);
-  const unsigned lane = threadIdx.x % kWarp, part = threadIdx.x / kWarp, channel = (block * kWarp + lane) * 2;
-  float2 sum = {0, 0};
+  constexpr unsigned kAcross = kMeansOfBlock / kChannelsOfThread;
+  const unsigned part = threadIdx.x / kAcross, first = threadIdx.x % kAcross * kChannelsOfThread;
+  const unsigned channel = block * kMeansOfBlock + first;
+  Eight sum = {};
   if (channel < p.channels) {
-    const int64_t first = static_cast<int64_t>(image) * p.pixels * p.channels + channel;
-#pragma unroll 8
-    for (unsigned i = part; i < p.pixels; i += kParts) {
-      const int64_t at = first + static_cast<int64_t>(i) * p.channels;
-      float2 v;
-      if constexpr (kHalves) {
-        v = UnpackHalves(*reinterpret_cast<const unsigned*>(static_cast<const uint16_t*>(p.x) + at));
-      } else {
-        v = *reinterpret_cast<const float2*>(static_cast<const float*>(p.x) + at);
-      }
-      sum.x = __fadd_rn(sum.x, v.x), sum.y = __fadd_rn(sum.y, v.y);
+    const Number* const x =
+        static_cast<const Number*>(p.x) + static_cast<int64_t>(image) * p.pixels * p.channels + channel;
+#pragma unroll 4
+    for (unsigned i = part; i < p.pixels; i += kWarp) {
+      const Eight found = Eight::Load(x + static_cast<int64_t>(i) * p.channels);
+#pragma unroll
+      for (int c = 0; c < kChannelsOfThread; ++c) sum.v[c] = __fadd_rn(sum.v[c], found.v[c]);
     }
   }
-  parts[part][2 * lane] = sum.x, parts[part][2 * lane + 1] = sum.y;
-  __syncthreads();
-  const unsigned own = block * kWarp * 2 + threadIdx.x;
-  if (threadIdx.x >= kWarp * 2 || own >= p.channels) return;
-  float all = 0;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) all = __fadd_rn(all, parts[i][threadIdx.x]);
+  for (int c = 0; c < kChannelsOfThread; ++c) parts[part][first + c] = sum.v[c];
+  __syncthreads();
+  const unsigned own = block * kMeansOfBlock + threadIdx.x;
+  if (threadIdx.x >= kMeansOfBlock || own >= p.channels) return;
+  float sums[kWarp];
+#pragma unroll
+  for (int i = 0; i < kWarp; ++i) sums[i] = parts[i][threadIdx.x];
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) sums[i] = __fadd_rn(sums[i], sums[i + step]);
+  }
   static_cast<float*>(p.y)[static_cast<int64_t>(image) * p.channels + own] =
-      __fdiv_rn(all, static_cast<float>(p.pixels));
+      __fdiv_rn(sums[0], static_cast<float>(p.pixels));
 }
 
 NhwcPoolParams Geometry(const TensorShape& x) {
@@ -199,10 +205,9 @@ NodePlanPtr PlanMaxPool(const FloatPoolOp& op, bool halves, const ChannelsLast& 
 }
 
 NodePlanPtr PlanMeans(bool halves, const TensorShape& x, const TensorShape& y) {
-  constexpr int kOfBlock = 2 * kWarp;
   NhwcPoolParams geometry = Geometry(x);
   geometry.count = static_cast<unsigned>(CountOf(y.dims));
-  geometry.by_eights = MakeDivisor(BlocksFor(geometry.channels, kOfBlock));
+  geometry.by_eights = MakeDivisor(BlocksFor(geometry.channels, kMeansOfBlock));
   const auto blocks = static_cast<unsigned>(x.dims[0] * geometry.by_eights.divisor);
   return MakeKernelPlan("nhwc_global_pool", geometry, [=](const Run& run, const NhwcPoolParams& p) {
     run.Launch(halves ? NhwcMeans<true> : NhwcMeans<false>, dim3(blocks), kThreads, p);
