@@ -640,6 +640,9 @@ class PackedNhwcConv final : public PackedNode {
     return FitsChannelsLast(fed[i]) && (i == 0 || op_.out_channels % kChannelsOfThread == 0);
   }
   bool MayMakeChannelsLast(Shapes) const override { return op_.out_channels % kChannelsOfThread == 0; }
+  bool TurnsChannelsLast(Shapes fed, size_t i) const override {
+    return i == 0 && MayReadChannelsLast(fed, i);
+  }
   PackedNodePtr InChannelsLast(const ChannelsLast& last) const override {
     return std::make_unique<PackedNhwcConv>(op_, shared_, memory_, device_, tiling_, last);
   }

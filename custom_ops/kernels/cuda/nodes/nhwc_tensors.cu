@@ -275,6 +275,14 @@ void LaunchToFewChannels(const Run& run, const float* x, void* y, const TensorSh
       OneOf(to.halves), OneOf<4, 8>(to.channels));
 }
 
+PackedNodePtr PackTurn(FloatPrecision precision) {
+  return MakeNode([halves = BytesOfNumber(precision) == 2](Shapes fed, const TensorShape&) {
+    return MakePlan("to_nhwc", [=, image = fed[0]](const Run& run) {
+      LaunchToNhwc(run, halves, static_cast<const float*>(run.fed[0]), run.y, image);
+    });
+  });
+}
+
 PackedNodePtr PackNhwcPool(const FloatPoolOp& op, FloatPrecision precision, PackedNodePtr plain) {
   return std::make_unique<NhwcPool>(op, BytesOfNumber(precision) == 2, std::move(plain));
 }
