@@ -59,11 +59,15 @@ __device__ __forceinline__ float ResidualAt(const ProductParams& p, int64_t at) 
   return p.limits.adds ? p.residual[at] : 0.0f;
 }
 
-// What is stored of a sum.
-__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
-  if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+// What is stored of a sum, to which *bias is added where there are biases.
+__device__ __forceinline__ float FinishSum(const ProductParams& p, const float* bias, float sum,
+                                           float residual) {
+  if (p.bias != nullptr) sum = __fadd_rn(sum, *bias);
   if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
+}
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
+  return FinishSum(p, p.bias == nullptr ? nullptr : p.bias + output, sum, residual);
 }
 
 // Where the outputs of a Gemm lie, those of a column side by side.
@@ -71,6 +75,8 @@ struct GemmColumn {
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
+  // From a line of outputs side by side to the next one: of a column.
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.rows; }
 };
 
 // A pixel of a convolution and the channels of its group.
@@ -101,7 +107,7 @@ struct ConvColumn {
     return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
   }
   // From a row's output to the next one's.
-  __device__ static __forceinline__ int64_t RowStep(const ProductParams& p) { return p.by_pixels.divisor; }
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.by_pixels.divisor; }
 };
 
 // ---- what either kind packs and plans

@@ -395,13 +395,15 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
       return std::min(length, s * slices.steps / slices.count * slices.step);
     };
     for (int64_t k = begin(slice); k < begin(slice + 1); ++k) {
-      const auto [x, w] = term(k);
+      const auto [x, w] = term(slices.ElementAt(k));
       sum = std::fma(w, x, sum);
     }
     sums.push_back(sum);
   }
-  for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
-    for (size_t i = 0; i < sums.size() / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  for (; sums.size() > 1; sums.resize((sums.size() + 1) / 2)) {
+    for (size_t i = 0; 2 * i < sums.size(); ++i) {
+      sums[i] = 2 * i + 1 < sums.size() ? sums[2 * i] + sums[2 * i + 1] : sums[2 * i];
+    }
   }
   return sums[0];
 }
@@ -442,7 +444,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
   if (!is_transformed) c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    const int slices = 1 << draw.Int(0, 4);
+    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 16));
     if (is_transformed) {
       c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
     } else {
