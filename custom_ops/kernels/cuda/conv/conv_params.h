@@ -262,17 +262,30 @@ struct TileParams : ConvParams {
 struct SumsParams {
   bool in_registers = false;       // the epilogue runs on the sums in registers
   bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
+  bool rehearses = false;          // RunPipeline
   int splits = 1, split_shift = 0;
   int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
   int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
   const int32_t* x_sums = nullptr;  // [groups][m]
-  bool rehearses = false;           // RunPipeline
 };
 
 // Tiles of pixels are boxes, which the tensor memory accelerator fetches.
 struct BoxParams : TileParams, PixelParams, ColumnParams {};
 
 struct BoxTileParams : BoxParams, SumsParams {};
+
+// Whether a base ends in no padding. A derived structure's first member would stand there, and nvcc 13.0 then looks for the
+// base's own members in other places than the host has them.
+template <typename Base>
+constexpr bool EndsInMember() {
+  struct Derived : Base {
+    char last;
+  };
+  return sizeof(Derived) > sizeof(Base);
+}
+static_assert(EndsInMember<ConvParams>() && EndsInMember<WindowParams>() && EndsInMember<TapParams>() &&
+              EndsInMember<PixelParams>() && EndsInMember<ColumnParams>() && EndsInMember<TileParams>() &&
+              EndsInMember<SumsParams>() && EndsInMember<BoxTileParams>());
 
 // What gathers tiles of pixels walks along k by steps.
 struct GatherParams : BoxTileParams {
