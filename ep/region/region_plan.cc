@@ -9,6 +9,7 @@
 #include "core/node_reader.h"
 #include "core/plan_output.h"
 #include "core/status.h"
+#include "ep/region/channels_last.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/planes.h"
 
@@ -48,6 +49,8 @@ class Planner {
         homes_(region_->values),
         lifetime_of_(region_->values),
         planes_(region_->values),
+        channels_last_(region_->values),
+        is_turned_(region_->values),
         stores_(region_->ops.size()),
         is_moved_(region_->ops.size()) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
@@ -65,7 +68,7 @@ class Planner {
     InferShapes();
     PlaceOutputs();
     FindStores();
-    FindPlanes();
+    FindForms();
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -174,12 +177,15 @@ class Planner {
       lifetimes_.push_back({BytesAt(root), now, now});
     }
     lifetimes_[*index].last = now;
-    return {Location::Kind::kWorkspace, *index, planes_[root]};
+    return {Location::Kind::kWorkspace, *index, planes_[root],
+            channels_last_[root] ? region_->backend->BytesOfChannelsLast() : 0};
   }
 
   // Of what lies in the memory of a root.
   size_t BytesAt(size_t root) const {
     const TensorShape& shape = shapes_[root];
+    if (channels_last_[root])
+      return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
     return planes_[root] > 0 ? static_cast<size_t>(PlaneBytes(shape.dims, planes_[root])) : BytesOf(shape);
   }
 
@@ -230,17 +236,17 @@ class Planner {
     return true;
   }
 
-  // Tensors of the workspace may become planes of bits, unless they have other dims, too, or pieces, or are stored channel
-  // by channel.
-  void FindPlanes() {
+  // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
+  // or are stored channel by channel.
+  void FindForms() {
     std::vector<bool> may(region_->values);
-    std::vector<PlaneStep> steps;
+    std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
       const size_t root = At(op.output);
       may[root] = !homes_[root] && !leaves_[root] && stores_[i].moves.empty();
-      PlaneStep& step = steps.emplace_back(PlaneStep{op.step.get(), FedShapes(op), {}, root});
+      StepTensors& step = steps.emplace_back(StepTensors{op.step.get(), FedShapes(op), {}, root});
       for (const ValueId id : op.fed) step.reads.push_back(Root(id));
     }
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -248,6 +254,8 @@ class Planner {
       if (is_moved_[i]) may[At(op.output)] = false;
       if (op.reshape || (op.step != nullptr && IsPiece(op.output))) may[Root(op.fed[0])] = false;
     }
+    channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
+    is_turned_ = ChooseTurned(*region_->backend, steps, channels_last_);
     planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 
@@ -305,7 +313,8 @@ class Planner {
     const auto reads =
         std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == from; });
     if (homes_[from] || homes_[to] || last_readers[from] != &op || reads != 1 ||
-        BytesAt(from) != BytesAt(to) || BytesOf(shapes_[At(op.fed[*over])]) != BytesAt(to)) {
+        BytesAt(from) != BytesAt(to) || channels_last_[from] != channels_last_[to] ||
+        BytesOf(shapes_[At(op.fed[*over])]) != BytesOf(shapes_[to])) {
       return;
     }
     lifetime_of_[to] = lifetime_of_[from];
@@ -320,6 +329,10 @@ class Planner {
       const bool has_stores = !stores_[i].moves.empty();
       const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
       const bool has_planes = planes != TensorPlanes{};
+      std::vector<ValueId> fed = op.fed;
+      if (TurnFed(op, fed)) before = nullptr;
+      const ChannelsLast last = ChannelsLastOf(fed, op.output);
+      const bool has_channels_last = last != ChannelsLast{};
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
         if (has_stores) {
@@ -327,15 +340,64 @@ class Planner {
         } else if (has_planes) {
           const Step& step = *plan_.variants.emplace_back(region_->backend->InPlanes(*op.step, planes));
           AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
+        } else if (has_channels_last) {
+          const Step& step = *plan_.variants.emplace_back(region_->backend->InChannelsLast(*op.step, last));
+          AddStep(op.name, op.nodes, step, fed, FedShapes(op), Use(op.output));
         } else {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
-        const bool is_alone = has_stores || has_planes;
+        const bool is_alone = has_stores || has_planes || has_channels_last;
         before = is_alone || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
     }
+  }
+
+  ChannelsLast ChannelsLastOf(std::span<const ValueId> fed, ValueId output) const {
+    ChannelsLast last;
+    for (size_t i = 0; i < fed.size(); ++i) {
+      if (channels_last_[Root(fed[i])]) last.Add(i);
+    }
+    last.y = channels_last_[Root(output)];
+    return last;
+  }
+
+  // Puts turned tensors in the place of those that `op` would turn itself. Whether a step was added that turns one.
+  bool TurnFed(const CompiledRegion::Op& op, std::vector<ValueId>& fed) {
+    bool has_added = false;
+    for (size_t i = 0; i < fed.size(); ++i) {
+      const size_t root = Root(fed[i]);
+      if (!is_turned_[root] || IsPiece(fed[i]) ||
+          !region_->backend->TurnsChannelsLast(*op.step, FedShapes(op), i))
+        continue;
+      auto turned = turned_.find(root);
+      if (turned == turned_.end()) {
+        turned = turned_.emplace(root, AddTurned(fed[i])).first;
+        has_added = true;
+      }
+      fed[i] = turned->second;
+    }
+    return has_added;
+  }
+
+  // A value beside those of the region, which a step makes of `id`.
+  ValueId AddTurned(ValueId id) {
+    const auto turned = static_cast<ValueId>(shapes_.size());
+    const TensorShape shape = shapes_[At(id)];
+    shapes_.push_back(shape);
+    storage_.push_back(turned);
+    offsets_.push_back(0);
+    leaves_.push_back(false);
+    homes_.emplace_back();
+    lifetime_of_.emplace_back();
+    planes_.push_back(0);
+    channels_last_.push_back(true);
+    is_turned_.push_back(false);
+    const std::array fed = {id};
+    const Step& step = *plan_.variants.emplace_back(region_->backend->CreateTurn());
+    AddStep("channels last", {}, step, fed, std::span(&shape, 1), Use(turned));
+    return turned;
   }
 
   void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores) {
@@ -394,13 +456,16 @@ class Planner {
 
   std::shared_ptr<const CompiledRegion> region_;
   RegionPlan plan_;
-  std::vector<TensorShape> shapes_;                 // by value, as the five below
+  std::vector<TensorShape> shapes_;                 // by value, as the eight below
   std::vector<ValueId> storage_;                    // see Root
   std::vector<size_t> offsets_;                     // bytes from where the root begins
   std::vector<bool> leaves_;                        // what an output of the region lies in
   std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<int> planes_;                         // of roots
+  std::vector<bool> channels_last_;                 // of roots
+  std::vector<bool> is_turned_;                     // of roots: for those that read them with the channels last
+  std::map<size_t, ValueId> turned_;                // by root, what holds it so
   std::vector<Stores> stores_;                      // by op
   std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
   std::vector<size_t> copied_;                      // outputs that are copied at the end
@@ -411,6 +476,7 @@ class Planner {
 std::string PlaceText(const Location& place) {
   static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
   std::string text = kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+  if (place.number_bytes > 0) return text + (place.number_bytes == 2 ? " (nhwc float16)" : " (nhwc)");
   if (place.planes == 0) return text;
   return text + " (" + std::to_string(place.planes) + (place.planes == 1 ? " plane)" : " planes)");
 }

@@ -63,12 +63,21 @@ class Bench {
   Timed WithWinograd(const WinogradTiling& tiling) {
     return Time(*PackWinograd(op_, device_, limits_, tiling));
   }
+  int Tiles(FloatPrecision precision) const {
+    if (precision == FloatPrecision::kFloat32) return FloatTiling::kTiles - 1;
+    return HasNhwcConv(op_, device_, precision) ? FloatTiling::NhwcTiles(precision) : FloatTiling::kTensorTiles;
+  }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
+  // With the channels last where it reads and makes such tensors, as in the middle of a network.
   Timed Time(const PackedNode& node) {
     constexpr int kNodes = 10, kReplays = 5;
-    const auto plan = node.Plan({&x_, 1}, y_);
+    ChannelsLast last;
+    if (node.MayReadChannelsLast({&x_, 1}, 0)) last.Add(0);
+    last.y = node.MayMakeChannelsLast({&x_, 1});
+    const auto plan =
+        last == ChannelsLast{} ? node.Plan({&x_, 1}, y_) : node.InChannelsLast(last)->Plan({&x_, 1}, y_);
     const DeviceBuffer workspace(plan->WorkspaceBytes());
     const void* const fed[] = {fed_->Get()};
     const auto launches = [&](Queue& queue) {
@@ -121,7 +130,7 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
       const Timed chosen = bench->WithTiling(precision, {});
       std::vector<Timed> all;
       const bool is_exact = precision == FloatPrecision::kFloat32;
-      for (int tile = 0; tile < (is_exact ? FloatTiling::kTiles - 1 : FloatTiling::kTensorTiles); ++tile) {
+      for (int tile = 0; tile < bench->Tiles(precision); ++tile) {
         for (const int slices : {1, 2, 3, 4, 6, 8, 12, 16}) {
           if (!is_exact && !std::has_single_bit(static_cast<unsigned>(slices))) continue;
           try {

@@ -12,6 +12,7 @@ constexpr size_t kMostFactors = 256;  // that are tried for four channels
 constexpr int kMostGains = 64;        // of a channel and a factor
 constexpr int kMostShifts = 4096;     // of a gain
 constexpr int kMostHeld = 4;          // offsets that should do, but for roundings
+constexpr int kSlopeBits = 12;        // of a channel's largest sum times the slope of a single step
 
 // 1.5 * 2^23, whose bits sums begin with.
 constexpr int32_t kStartBits = 0x4B400000;
@@ -152,12 +153,14 @@ void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& 
                static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale);
     return;
   }
-  // From the first threshold to the last one.
   to.slope = sign;
-  if (to.from.size() > 1) {
+  if (to.from.size() > 1) {  // from the first threshold to the last one
     const Bound &first = to.from.front(), &last = to.from.back();
     to.slope *= (static_cast<double>(last.step) - static_cast<double>(first.step)) /
                 std::max(1.0, static_cast<double>(last.sum) - static_cast<double>(first.sum));
+  } else {  // any slope will do: one of few digits, whose line stays below what is rounded as words
+    const auto most = static_cast<uint64_t>(std::max(std::abs(sums.least), std::abs(sums.most)));
+    to.slope = std::ldexp(to.slope, -std::max(0, static_cast<int>(std::bit_width(most)) - kSlopeBits));
   }
   for (auto* const bounds : {&to.from, &to.below}) {
     for (Bound& bound : *bounds) bound.sum *= sign;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/float_precision.h"
+#include "core/channels_last.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -80,6 +81,25 @@ class PackedNode {
     static_cast<void>(planes);
     return nullptr;
   }
+  // Whether a tensor that the node is fed, and what it makes, may lie with the channels last (core/channels_last.h).
+  virtual bool MayReadChannelsLast(std::span<const TensorShape> fed, size_t i) const {
+    static_cast<void>(fed), static_cast<void>(i);
+    return false;
+  }
+  virtual bool MayMakeChannelsLast(std::span<const TensorShape> fed) const {
+    static_cast<void>(fed);
+    return false;
+  }
+  // Whether it turns that tensor by a kernel of its own where it lies as ONNX has it, with the same results.
+  virtual bool TurnsChannelsLast(std::span<const TensorShape> fed, size_t i) const {
+    static_cast<void>(fed), static_cast<void>(i);
+    return false;
+  }
+  // The node whose tensors do.
+  virtual std::unique_ptr<PackedNode> InChannelsLast(const ChannelsLast& last) const {
+    static_cast<void>(last);
+    return nullptr;
+  }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs
   // nothing worth keeping.
   virtual std::vector<uint8_t> Packed() const { return {}; }
@@ -111,6 +131,8 @@ std::unique_ptr<PackedNode> PackQuantized(const FloatBinaryOp& op, const Quantiz
 // kernel. Throws Error for other nodes.
 bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool);
 std::unique_ptr<PackedNode> PackPooled(const TransposeOp& transpose, const FloatPoolOp& pool);
+// One fed float image, turned so that its channels lie last, in the numbers that products of this precision read.
+std::unique_ptr<PackedNode> PackTurn(FloatPrecision precision);
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 

@@ -89,10 +89,13 @@ PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
-// tiles, of which a Conv has all but the last, and at most so many slices of the sums: powers of two up to 16, without Tensor Cores
-// 3, 6 and 12, too.
+// tiles, of which a Conv has all but the last, and at most so many slices of the sums: powers of two up to 16, without
+// Tensor Cores 3, 6 and 12, too.
 struct FloatTiling {
   static constexpr int kTiles = 8, kTensorTiles = 4;
+  static constexpr int NhwcTiles(FloatPrecision precision) {
+    return precision == FloatPrecision::kFloat16 ? 5 : 4;
+  }
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -149,6 +152,13 @@ PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, Floa
                                const Limits& limits, const FloatTiling& tiling);
 PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                                const Limits& limits, const FloatTiling& tiling);
+// nhwc_conv_sm90.cu: convolutions of images whose channels lie last on Hopper, which makes all of those that it has kernels
+// for. Images that lie as ONNX has them are turned by a kernel of their own.
+bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision);
+PackedNodePtr PackNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                           const Limits& limits, const FloatTiling& tiling);
+// nhwc_tensors.cu: a pool that reads and makes such images, too, with the numbers that products of this precision read.
+PackedNodePtr PackNhwcPool(const FloatPoolOp& op, FloatPrecision precision, PackedNodePtr plain);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

@@ -851,19 +851,23 @@ void TestLinesOfThresholds() {
     e.dir = {random() % 2 == 0 ? 1 : -1};
     if (e.dir[0] < 0) std::reverse(e.thresholds.begin(), e.thresholds.end());
     e.base = {static_cast<int32_t>(random() % 100)};
-    const SumRange sums{-6000, 6000};
+    // Of a single threshold, as binary codes have it, sums may be as large as those of 27 products of bytes.
+    const int64_t most = e.threshold_count == 1 ? 440000 : 6000;
+    const SumRange sums{-most, most};
     const auto four = LineFitter(e, true).Fit(0, {&sums, 1});
     Expect(four.has_value(), "thresholds of a quantizer have a line");
     if (!four) continue;
     const auto [gain, offset, shift] = four->lines[0];
-    int wrong = 0;
+    int wrong = 0, large = 0;
     for (int64_t sum = sums.least; sum <= sums.most; ++sum) {
       const float line = std::fma(12582912.0f + static_cast<float>(sum + shift), gain, offset);
       const int32_t code =
           ClipToCode(std::rint(line * four->factor), 0, static_cast<int32_t>(e.threshold_count));
       wrong += e.base[0] + code == EpilogueCode(e, static_cast<int32_t>(sum), 0, 0) ? 0 : 1;
+      large += e.threshold_count == 1 && std::fabs(line) > 0x1p14f ? 1 : 0;
     }
     Expect(wrong == 0, std::to_string(wrong) + " sums have other codes on the line of thresholds");
+    Expect(large == 0, std::to_string(large) + " sums are too large to be rounded as words");
   }
 }
 
@@ -882,7 +886,7 @@ std::vector<Finish> FinishesOf(const ConvChain& chain) {
 }
 
 // The kernel has instances for floats of both convolutions of a chain and for integers of all, and residuals
-// that it makes are integers.
+// that it makes are floats where they are multiplied alone.
 void TestFinishesOfChains() {
   using enum Finish;
   const Device hopper = DeviceOf(90, 132, 228);
@@ -922,9 +926,14 @@ void TestFinishesOfChains() {
   Expect(CandidateChains(ChainOf(in_middle, tail, 16, 28, hopper)).empty(), "codes on both sides of zero");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
+  ConvSpec shortcut = plain;
+  shortcut.epilogue.zero_point = 100;
+  Expect(FinishesOf(ChainOfThree(shortcut, adding, second, 16, 28, hopper)) ==
+             std::vector{kFloats, kFloatsOnLine, kFloatsFromZero},
+         "residuals that are made are floats");
   Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==
-             std::vector{kIntegers, kFloatsOnLine, kFloatsFromZero},
-         "residuals that are made are integers");
+             std::vector{kIntegers, kFloatsAdding, kFloats},
+         "residuals of floats that are clipped at 0 are integers");
   // Scales of few digits, whose sums often tie, until there is no line.
   std::mt19937 random(5);
   const auto scale = [&] { return static_cast<float>(50 + random() % 99) / 5100.0f; };

@@ -595,6 +595,11 @@ Case MakeConv(Draw& draw) {
   op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
+  if (UsesTensorCores(c.precision) && draw.Coin()) {  // as images with the channels last have them
+    op.group = 1;
+    op.in_channels = 8 * draw.Int(1, 18);
+    op.out_channels = draw.Coin() ? 8 * draw.Int(1, 36) : draw.Int(8, 40);
+  }
   if (c.precision == FloatPrecision::kWinograd && draw.Coin(0.9)) {
     op.group = 1;
     op.window.spatial = 2;
@@ -605,7 +610,7 @@ Case MakeConv(Draw& draw) {
       op.window.pad_end[d] = draw.Int(0, 2);
     }
   }
-  if (c.precision == FloatPrecision::kFloat32 && draw.Coin()) {  // few channels
+  if (c.precision != FloatPrecision::kWinograd && draw.Coin(0.4)) {  // few channels
     op.group = 1;
     op.in_channels = draw.Int(1, 4);
     op.window = DrawWindow(draw, 7);
@@ -690,7 +695,8 @@ Case MakePool(Draw& draw) {
   op.ceil_mode = draw.Coin();
   op.count_include_pad = draw.Coin();
   op.window = DrawWindow(draw, 4);
-  FeedReals(c, draw, PlanesShape(draw, draw.Int(1, 20), op.window.spatial));
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kFloat16});
+  FeedReals(c, draw, PlanesShape(draw, draw.Coin() ? 8 * draw.Int(1, 20) : draw.Int(1, 20), op.window.spatial));
   const Dims& dims = c.fed[0].dims;
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
   const bool global =
