@@ -64,8 +64,7 @@ class Bench {
     return Time(*PackWinograd(op_, device_, limits_, tiling));
   }
   int Tiles(FloatPrecision precision) const {
-    if (precision == FloatPrecision::kFloat32) return FloatTiling::kTiles - 1;
-    return HasNhwcConv(op_, device_, precision) ? FloatTiling::NhwcTiles(precision) : FloatTiling::kTensorTiles;
+    return precision == FloatPrecision::kFloat32 ? FloatTiling::kTiles - 1 : FloatTiling::kTensorTiles;
   }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 

@@ -107,14 +107,10 @@ struct WgmmaHalves {
                : "l"(a), "l"(b))
     if constexpr (kN == 64) {
       LOWBIT_WGMMA_HALVES(64, LOWBIT_OPERANDS_32, "%32, %33", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16));
-    } else if constexpr (kN == 128) {
+    } else {
+      static_assert(kN == 128);
       LOWBIT_WGMMA_HALVES(128, LOWBIT_OPERANDS_64, "%64, %65", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16),
                           LOWBIT_FLOATS_16(32), LOWBIT_FLOATS_16(48));
-    } else {
-      static_assert(kN == 256);
-      LOWBIT_WGMMA_HALVES(256, LOWBIT_OPERANDS_128, "%128, %129", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16),
-                          LOWBIT_FLOATS_16(32), LOWBIT_FLOATS_16(48), LOWBIT_FLOATS_16(64),
-                          LOWBIT_FLOATS_16(80), LOWBIT_FLOATS_16(96), LOWBIT_FLOATS_16(112));
     }
 #undef LOWBIT_WGMMA_HALVES
   }

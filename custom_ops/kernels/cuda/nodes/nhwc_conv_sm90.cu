@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMostStages = 4;
 constexpr int kFetchers = kWarp;
-constexpr int kMostRows = 256;                       // outputs of a block
+constexpr int kMostRows = 128;                        // outputs of a block
 constexpr int kRowsTogether = 4 * kChannelsOfThread;  // outputs among which a thread has eight neighbours
 
 // Numbers of a tile along k.
@@ -63,8 +63,8 @@ struct NhwcTilesOf {
 template <>
 struct NhwcTilesOf<FloatPrecision::kFloat16> {
   static constexpr auto kOf = FloatPrecision::kFloat16;
-  using Types = std::tuple<NhwcTile<kOf, 2, 256, 1>, NhwcTile<kOf, 2, 128, 2>, NhwcTile<kOf, 2, 64, 3>,
-                           NhwcTile<kOf, 1, 128, 3>, NhwcTile<kOf, 1, 64, 5>>;
+  using Types = std::tuple<NhwcTile<kOf, 2, 128, 2>, NhwcTile<kOf, 2, 64, 3>, NhwcTile<kOf, 1, 128, 3>,
+                           NhwcTile<kOf, 1, 64, 5>>;
 };
 template <FloatPrecision kOf>
 using NhwcTiles = typename NhwcTilesOf<kOf>::Types;
@@ -441,7 +441,7 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
 template <FloatPrecision kOf>
 TileChoice CheapestTile(const NhwcParams& p, int slices, const Device& device) {
   TileChoice best;
-  for (int i = 0; i < FloatTiling::NhwcTiles(kOf); ++i) {
+  for (int i = 0; i < FloatTiling::kTensorTiles; ++i) {
     WithTile<NhwcTiles<kOf>>(i, [&](auto tile) {
       using T = decltype(tile);
       if (SharedBytesOf<T>(p, slices) > device.shared_bytes) return;
@@ -684,7 +684,7 @@ class PackedNhwcConv final : public PackedNode {
 template <FloatPrecision kOf>
 PackedNodePtr PackOf(const FloatConvOp& op, const Device& device, const Limits& limits,
                      const FloatTiling& tiling) {
-  static_assert(FloatTiling::NhwcTiles(kOf) == std::tuple_size_v<NhwcTiles<kOf>>);
+  static_assert(FloatTiling::kTensorTiles == std::tuple_size_v<NhwcTiles<kOf>>);
   NhwcParams shared = Described(op, kOf, limits);
   const std::vector<uint32_t> weights = PackWeights<kOf>(shared, op);
   const uint32_t* packed = nullptr;

@@ -93,9 +93,6 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // Tensor Cores 3, 6 and 12, too.
 struct FloatTiling {
   static constexpr int kTiles = 8, kTensorTiles = 4;
-  static constexpr int NhwcTiles(FloatPrecision precision) {
-    return precision == FloatPrecision::kFloat16 ? 5 : 4;
-  }
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
