@@ -178,8 +178,7 @@ def _messages(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, in
         if kind == 0:
             varint()
             continue
-        sizes = {1: 8, 5: 4}
-        size = varint() if kind == 2 else sizes.get(kind)
+        size = varint() if kind == 2 else {1: 8, 5: 4}.get(kind)
         if size is None or size > end - at:
             raise ValueError("a field of unknown kind, or one that is cut off")
         if kind == 2:

@@ -273,8 +273,8 @@ struct BoxParams : TileParams, PixelParams, ColumnParams {};
 
 struct BoxTileParams : BoxParams, SumsParams {};
 
-// Whether a base ends in no padding. A derived structure's first member would stand there, and nvcc 13.0 then looks for the
-// base's own members in other places than the host has them.
+// Whether a base ends in no padding. A derived structure's first member would stand there, and nvcc 13.0 has then looked for
+// members of a base (SumsParams, of GatherParams) in other places than the host has them.
 template <typename Base>
 constexpr bool EndsInMember() {
   struct Derived : Base {

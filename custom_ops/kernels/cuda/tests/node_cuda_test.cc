@@ -315,8 +315,7 @@ bool RunChannelsLast(const Case& c, const PackedNode& packed, Draw& draw, const 
   Case expected = c;
   expected.expected = of_plain.Read();
   expected.expected.resize(bytes);
-  const bool is_product = !std::holds_alternative<FloatPoolOp>(std::get<StandardNode>(c.node));
-  if (is_product || last.y) expected.tolerance = 0;
+  expected.tolerance = 0;
   if (last.y) {
     expected.expected = InChannelsLast(expected.expected, c.y.dims, halves);
     expected.y.type = ElementType::kUInt8;  // compared byte by byte
