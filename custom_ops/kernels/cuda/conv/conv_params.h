@@ -262,7 +262,6 @@ struct TileParams : ConvParams {
 struct SumsParams {
   bool in_registers = false;       // the epilogue runs on the sums in registers
   bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
-  bool rehearses = false;          // RunPipeline
   int splits = 1, split_shift = 0;
   int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
   int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace

@@ -407,11 +407,10 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
-// eight below go kBelow words further. kBiased: the sums began with the biases. Not `stores`: a rehearsal.
+// eight below go kBelow words further. kBiased: the sums began with the biases.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                                    const Each& each, const WordAt& word_at,
-                                                    bool stores = true) {
+                                                    const Each& each, const WordAt& word_at) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const FourChannels channels = state.Four(column);
@@ -424,7 +423,6 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
         sums[1] = Plus(bottom, bias);
       }
       requantize(sums, channels, codes);
-      if (!stores) return;
       out[0] = codes[0];
       out[kBelow] = codes[1];
     });
@@ -479,19 +477,17 @@ __device__ __forceinline__ void StorePlanes(const TileParams& p, const TilePosit
 }
 
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
-// there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`. Not
-// `stages`: a rehearsal, of which `pixel_of` has no pixels.
+// there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const TilePosition& at,
                                                   uint8_t* shared, const BlockState<kTileN>& state,
                                                   int thread, int barrier, const Each& each,
-                                                  const PixelOf& pixel_of, bool stages = true) {
+                                                  const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
-      p.epilogue, state, each,
-      [&](int row, int column) { return reinterpret_cast<unsigned*>(staging + row * kStride + column); },
-      stages);
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
+    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
+  });
   SyncThreads<kThreads>(barrier);
   const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
   if constexpr (kMayHavePlaces<kFinish>) {

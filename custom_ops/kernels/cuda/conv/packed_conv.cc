@@ -407,7 +407,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   problem.vector16 = vector16_;
   // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
   const bool requantizes = rounds_fours_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
-  // A run of 16 channels has one group, or is one of channels that are groups each.
+  // Channels that are finished together have one group, or are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (FitsDepthwise(g, x_) || g.GroupOut() % 16 == 0);
   problem.is_tail = requantizes && (epilogue_.on_lines || epilogue_.in_tail);

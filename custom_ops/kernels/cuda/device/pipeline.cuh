@@ -112,18 +112,16 @@ struct Ring {
   // The consumers' loop: adds the products of operands(i, stage) for i < count, of the stages in turn once
   // they are full. While they are under way those before are waited for, whose stage then release(i - 1,
   // stage) takes. Returns the last stage, whose products WgmmaWait<0> waits for. kStored: threads fill stages
-  // by themselves, through another proxy than that by which wgmma reads. Not `waits`: products of whatever the stages
-  // hold.
+  // by themselves, through another proxy than that by which wgmma reads.
   template <typename Product, bool kStored = false, typename Sum, int kSums, typename OperandsOf,
             typename Release>
   __device__ __forceinline__ int Drain(RingPlace& place, int count, Sum (&sums)[kSums],
-                                       const OperandsOf& operands, const Release& release,
-                                       bool waits = true) const {
+                                       const OperandsOf& operands, const Release& release) const {
     int previous = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, place.Step(stages)) {
       const Operands of = operands(i, place.stage);
-      if (waits) WaitBarrier(full(place.stage), place.parity);
+      WaitBarrier(full(place.stage), place.parity);
       if constexpr (kStored) FenceAsyncProxy();
       HoldRegisters(sums);
       WgmmaFence();
@@ -197,18 +195,7 @@ __device__ __forceinline__ void RunPipeline(Family family) {
       family.Finish(sums);
     }
   };
-  if constexpr (requires { family.Rehearses(); }) {
-    // Once on nothing: what a kernel runs through for the first time comes from far away, and comes while the kernels
-    // in front of it are not done.
-    family.is_live = family.Rehearses() ? 0 : 1;
-#pragma unroll 1
-    for (;;) {
-      KeepInRegister(family.is_live);  // so that both times run the same instructions
-      do_tile();
-      if (family.is_live != 0) break;
-      family.is_live = 1;
-    }
-  } else if constexpr (requires { family.Step(); }) {
+  if constexpr (requires { family.Step(); }) {
 #pragma unroll 1
     for (; family.HasTile(); family.Step()) do_tile();
     family.End();
