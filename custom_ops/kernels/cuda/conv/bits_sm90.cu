@@ -338,9 +338,8 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
 template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  const bool is_own =
-      finish == Finish::kWordsTail ||
-      (!kOfPlanes && (finish == Finish::kWordsTailOnLine || finish == Finish::kFloatsOfValues));
+  const bool is_own = finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine ||
+                      finish == Finish::kPlanesTail || (!kOfPlanes && finish == Finish::kFloatsOfValues);
   if (is_own) return finish;
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
@@ -360,10 +359,12 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   };
   const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
   if constexpr (kOfPlanes) {
-    return std::visit(launch, OneOf<kWordsTail, kFloats, kFloatsAdding>(finish));
-  } else {
     return std::visit(launch,
-                      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
+                      OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding>(finish));
+  } else {
+    return std::visit(
+        launch,
+        OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
   }
 }
 

@@ -458,7 +458,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTail)
     return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
-  if constexpr (kFinish == Finish::kWordsTail)
+  if constexpr (kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail)
     return rounding.template operator()<First::kLines, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTailOnLine)
     return adding.template operator()<First::kLines, true, Addition::kOnLine>();
