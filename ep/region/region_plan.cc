@@ -60,12 +60,12 @@ class Planner {
     }
   }
 
-  RegionPlan Make() {
+  RegionPlan Make(bool may_have_planes) {
     PlaceGiven();
     InferShapes();
     PlaceOutputs();
     FindStores();
-    FindPlanes();
+    if (may_have_planes) FindPlanes();
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -436,8 +436,9 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
 
 }  // namespace
 
-RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs) {
-  return Planner(std::move(region), inputs).Make();
+RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
+                    bool may_have_planes) {
+  return Planner(std::move(region), inputs).Make(may_have_planes);
 }
 
 std::string RegionPlan::Text() const {
