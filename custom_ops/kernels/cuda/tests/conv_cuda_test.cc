@@ -155,12 +155,10 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "planes") {
-      g.out_channels = 64 * Int(1, 5);
-      if (Coin(0.3)) {  // pixels in a row
-        g.kernel_h = g.kernel_w = 1;
-        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
-      }
+    if (kind == "planes") g.out_channels = 64 * Int(1, 5);
+    if (has_few_bits && Coin(0.3)) {  // pixels in a row
+      g.kernel_h = g.kernel_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
     }
     if (has_few_bits && Coin(0.2)) {  // whose patches have more slabs than there are slots
       s = {1, Int(3, 16), Int(3, 16), 0, 0};
