@@ -6,7 +6,8 @@ python benchmarks/serving.py --networks resnet50 --devices cuda --instances 2
 lowbit on each device, and stock ONNX Runtime of the same QDQ model, each behind a server of its own
 (examples/serve_triton.py) with the same batcher. All servers are up and take turns, so what disturbs the
 machine disturbs all. Clients ask over gRPC for one image at a time and ask again as soon as they are
-answered; before anything is measured the answers are compared with a plain session's. Needs a Python with
+answered; before anything is measured the answers to batches of every size, which are planned then, are
+compared with a plain session's. Needs a Python with
 nvidia-pytriton, such as build/triton/bin/python (`tools/run_tests.py --full --only Triton` makes it).
 """
 
@@ -29,22 +30,22 @@ import lowbit
 import numpy as np
 import tritonclient.grpc
 import tritonclient.grpc.aio
+from gpu_networks import facts_of
 from lowbit.inspection.sysinfo import sysinfo
 from lowbit.models.calibration import images
+from lowbit.sessions.devices import canonical, has_own_memory
 from networks import STOCK, built, converted
-from results import ROOT, WORK, Table, write
+from results import RESULTS, ROOT, WORK, Table, write
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 EXAMPLE = ROOT / "examples" / "serve_triton.py"
 NAME = "served"
-IMAGES = 16
-"""Different images that clients ask for in turn."""
 
 
-def asked(image: np.ndarray) -> list[InferInput]:
-    """The inputs of a request for one image."""
-    given = InferInput("input", [1, *image.shape], "FP32")
-    given.set_data_from_numpy(image[None])
+def asked(batch: np.ndarray) -> list[InferInput]:
+    """The inputs of a request for some images."""
+    given = InferInput("input", batch.shape, "FP32")
+    given.set_data_from_numpy(batch)
     return [given]
 
 
@@ -88,28 +89,32 @@ def serving(path: Path, device: str, port: int, options: argparse.Namespace) -> 
 
 
 def check(address: str, path: Path, device: str, samples: np.ndarray) -> None:
-    """Raises where the server does not answer what a session of the same file and device does."""
+    """Raises where the server answers a batch otherwise than a session of the same file and device."""
     expected = lowbit.session(path, device=device).run(None, {"input": samples})[0]
     with InferenceServerClient(address) as client:
-        for image, row in zip(samples, expected, strict=True):
-            answer = client.infer(NAME, asked(image)).as_numpy("logits")[0]
-            np.testing.assert_allclose(answer, row, rtol=1e-5, atol=1e-5)
+        for count in range(1, len(samples) + 1):
+            answer = client.infer(NAME, asked(samples[:count])).as_numpy("logits")
+            np.testing.assert_allclose(answer, expected[:count], rtol=1e-5, atol=1e-5)
 
 
-async def load(address: str, clients: int, seconds: float, samples: np.ndarray) -> list[float]:
-    """The seconds that each request took of those that a number of clients made in some time."""
-    requests = [asked(image) for image in samples]
+async def load(address: str, clients: int, seconds: float, samples: np.ndarray) -> tuple[list[float], int]:
+    """The seconds of each request that a number of clients make in some time; how many are answered in it."""
+    requests = [asked(image[None]) for image in samples]
     latencies: list[float] = []
+    in_time = 0
     end = time.perf_counter() + seconds
 
     async def ask(client: tritonclient.grpc.aio.InferenceServerClient, number: int) -> None:
+        nonlocal in_time
         while (start := time.perf_counter()) < end:
             await client.infer(NAME, requests[number % len(requests)])
-            latencies.append(time.perf_counter() - start)
+            answered = time.perf_counter()
+            latencies.append(answered - start)
+            in_time += answered <= end
 
     async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
         await asyncio.gather(*(ask(client, number) for number in range(clients)))
-    return latencies
+    return latencies, in_time
 
 
 def measure(network: str, options: argparse.Namespace) -> tuple[Table, dict[str, Any]]:
@@ -118,7 +123,7 @@ def measure(network: str, options: argparse.Namespace) -> tuple[Table, dict[str,
     ready = converted(stock)
     ways = {STOCK: (stock, "cpu")}
     ways |= {f"lowbit w8a8, {device}": (ready, device) for device in options.devices.split(",")}
-    samples = images(IMAGES, 224, seed=3)
+    samples = images(options.max_batch, 224, seed=3)
     raw: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         servers = {
@@ -131,15 +136,18 @@ def measure(network: str, options: argparse.Namespace) -> tuple[Table, dict[str,
         table = Table(network, ["clients", "model", *figures])
         for clients in map(int, options.clients.split(",")):
             latencies: dict[str, list[float]] = {name: [] for name in ways}
+            in_time = dict.fromkeys(ways, 0)
             used = dict.fromkeys(ways, 0.0)
             for _ in range(options.rounds):
                 for name, server in servers.items():
                     before = server.processor_seconds()
-                    latencies[name] += asyncio.run(load(server.address, clients, options.seconds, samples))
+                    taken, count = asyncio.run(load(server.address, clients, options.seconds, samples))
+                    latencies[name] += taken
+                    in_time[name] += count
                     used[name] += server.processor_seconds() - before
             for name, taken in latencies.items():
                 row = [1e3 * float(np.percentile(taken, share)) for share in (50, 99)]
-                row += [len(taken) / (options.rounds * options.seconds), 1e3 * used[name] / len(taken)]
+                row += [in_time[name] / (options.rounds * options.seconds), 1e3 * used[name] / len(taken)]
                 measured = dict(zip(figures, row, strict=True))
                 raw.setdefault(name, {})[clients] = {"requests": len(taken), **measured}
                 table.rows.append([clients, name, *row])
@@ -162,6 +170,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of load in a turn (default: 3)")
     parser.add_argument("--rounds", type=int, default=2, help="turns (default: 2)")
     parser.add_argument("--name", default="serving", help="name of the results file")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results file")
+    parser.add_argument("--commit", help="what was measured, where there is no git")
     options = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
     load_before = os.getloadavg()[0]
@@ -181,11 +191,15 @@ def main() -> None:
         "changes least.",
         f"The system's load was {load_before:.1f} before the run and {os.getloadavg()[0]:.1f} after it; the "
         "latter counts the run itself.",
-        "Every server's answers were compared with a plain session's first.",
+        "Every server's answers, to batches of every size, were compared with a plain session's first.",
     ]
+    gpus = [place for place in map(canonical, options.devices.split(",")) if has_own_memory(place)]
     packages = ("nvidia-pytriton", "tritonclient")
     versions = {**sysinfo()["versions"], **{package: metadata.version(package) for package in packages}}
-    write(options.name, "Behind Triton", tables, notes, raw, versions=versions)
+    write(
+        options.name, "Behind Triton", tables, notes, raw, folder=options.out, versions=versions,
+        machine=facts_of(gpus[0]) if gpus else None, commit=options.commit,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -138,9 +138,7 @@ def main() -> None:
     outputs, running = timed(lambda planes: alone.run(None, {"input": planes}), inputs)
     names = [value.name for value in alone.get_outputs()]
     taken = {value.name for value in last.get_inputs()}
-    feeds = [
-        {key: value for key, value in zip(names, out, strict=True) if key in taken} for out in outputs
-    ]
+    feeds = [{key: value for key, value in zip(names, out, strict=True) if key in taken} for out in outputs]
     _, choosing = timed(lambda feed: last.run(None, feed), feeds)
     found, together = timed(lambda pixels: session.run(["boxes", "scores"], {"input": pixels}), images)
 

@@ -334,37 +334,23 @@ FAMILIES = {
         ],
     ),
     "depthwise": Family(
-        "depthwise: four taps of a channel in one word",
-        "A thread makes 16 neighbouring channels of one output, or of four neighbours where windows are 3 "
-        "wide and of stride 1. Four taps along a row are four times 16 bytes; turned around in registers, "
-        "each of 16 words holds the four taps of one channel, which one dp4a multiplies with four "
-        "weights. Nothing goes through shared memory.",
-        "registers of a thread: four taps of 16 channels, before and after",
+        "depthwise: four columns of a channel in one word",
+        "A thread makes four neighbouring channels of four pixels in a row; of two where windows are two "
+        "pixels apart, of one where they are neither 3 nor 5 wide and high. Four columns of a row are four "
+        "words of a byte a channel; turned around in registers, each word holds the four columns of one "
+        "channel, which one dp4a multiplies with as many taps. Weights and constants are in registers "
+        "before the kernel's turn, all pixels that a thread reads are fetched at once, and nothing goes "
+        "through shared memory.",
+        "registers of a thread: four columns of four channels, before and after",
         [
-            Group("as fetched: 16 channels each", [Cell(f"tap {i}", "pixels") for i in range(4)]),
-            Group(
-                "turned: four taps each",
-                [*(Cell(f"chan. {i}", "products") for i in range(3)), Cell("... 15", "products")],
-            ),
+            Group("as fetched: four channels each", [Cell(f"col. {i}", "pixels") for i in range(4)]),
+            Group("turned: four columns each", [Cell(f"chan. {i}", "products") for i in range(4)]),
         ],
         [
-            Lane(
-                "a thread fetches",
-                [*row("pixels", ["row 0", "row 1", "row 2"], length=1.6, gap=1.6)],
-            ),
-            Lane("turns", [*row("pixels", ["row 0", "row 1", "row 2"], start=1.6, length=1.1, gap=2.1)]),
-            Lane(
-                "dp4a",
-                [
-                    *row(
-                        "products",
-                        ["16 channels", "16 channels", "16 channels"],
-                        start=2.7,
-                        length=1.9,
-                        gap=1.3,
-                    )
-                ],
-            ),
+            Lane("the kernel before", [Bar(0, 5, "idle", "still runs")]),
+            Lane("a thread fetches", [Bar(1.2, 3, "weights", "weights"), Bar(5, 2, "pixels", "all rows")]),
+            Lane("turns", [*row("pixels", ["row 0", "row 1", "row 2"], start=7, length=0.8, gap=0.4)]),
+            Lane("dp4a", [*row("products", ["row 0", "row 1", "row 2"], start=7.8, length=0.8, gap=0.4)]),
             Lane("round, store", [Bar(11.0, 1.4, "codes", "16 codes")]),
         ],
     ),

@@ -261,6 +261,20 @@ class CudaBackend final : public Backend {
     return static_cast<const CudaStep&>(step).InPlanes(planes);
   }
 
+  bool MayReadChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
+    return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
+           static_cast<const CudaStep&>(step).Node().MayReadChannelsLast(fed, i);
+  }
+  bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape> fed) const override {
+    return static_cast<const CudaStep&>(step).Node().MayMakeChannelsLast(fed);
+  }
+  size_t BytesOfChannelsLast() const override {
+    return float_precision_ == FloatPrecision::kFloat16 ? sizeof(uint16_t) : sizeof(float);
+  }
+  std::unique_ptr<const Step> InChannelsLast(const Step& step, const ChannelsLast& last) const override {
+    return static_cast<const CudaStep&>(step).InChannelsLast(last);
+  }
+
   std::vector<size_t> PackedInputs(const Graph& graph, const Node& node) const override {
     if (!IsLowBit(node)) return {};
     try {

@@ -238,7 +238,7 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes, kChannelsLast};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -84,6 +84,9 @@ class CudaStep final : public Step {
   std::unique_ptr<const Step> InPlanes(const TensorPlanes& planes) const {
     return std::make_unique<CudaStep>(node_->InPlanes(planes), output_, key_);
   }
+  std::unique_ptr<const Step> InChannelsLast(const ChannelsLast& last) const {
+    return std::make_unique<CudaStep>(node_->InChannelsLast(last), output_, key_);
+  }
   const cuda::PackedNode& Node() const { return *node_; }
   const std::string& Key() const { return key_; }
 

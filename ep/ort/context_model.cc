@@ -45,14 +45,14 @@ fs::path BesideModel(const std::string& name, const fs::path& model_file, const 
   return model.parent_path() / file;
 }
 
-std::vector<uint8_t> ReadFile(const fs::path& path) {
+AlignedBytes ReadFile(const fs::path& path) {
   std::error_code error;
   std::ifstream file;
   // Anything else may have no size (a folder) or no end (a pipe).
   if (fs::is_regular_file(path, error)) file.open(path, std::ios::binary | std::ios::ate);
   Require(file.is_open(), "cannot open ", path.string(),
           ", which holds the compiled region; it belongs beside the model");
-  std::vector<uint8_t> bytes(static_cast<size_t>(file.tellg()));
+  AlignedBytes bytes(static_cast<size_t>(file.tellg()));
   file.seekg(0);
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   Require(file.good(), "cannot read ", path.string());
@@ -151,15 +151,24 @@ bool HoldsContextNode(const OrtGraph* graph) {
   });
 }
 
-std::vector<uint8_t> ReadContext(const OrtNode* node, const fs::path& model_file,
-                                 const ContextSettings& settings) {
-  std::vector<uint8_t> context = ReadBytes(node, kContextAttribute);
+AlignedBytes ReadContext(const OrtNode* node, const fs::path& model_file, const ContextSettings& settings) {
+  AlignedBytes context = ReadBytes(node, kContextAttribute);
   constexpr std::string_view kEmbedMode = "embed_mode";
   const AttributeMap attributes =
       ReadAttributes(node, [&](std::string_view attribute) { return attribute == kEmbedMode; });
   const int64_t* embed = Find<int64_t>(attributes, kEmbedMode);
   if (embed == nullptr || *embed != 0) return context;  // 1 is the op's default
-  return ReadFile(BesideModel({context.begin(), context.end()}, model_file, settings));
+  const std::string name(reinterpret_cast<const char*>(context.data()), context.size());
+  return ReadFile(BesideModel(name, model_file, settings));
+}
+
+std::span<const uint8_t> TakeContext(std::vector<ConstTensor>& initializers) {
+  Require(!initializers.empty() && initializers.back().type == ElementType::kUInt8 &&
+              initializers.back().shape.size() == 1,
+          "it holds no compiled region, and the last initializer that it reads is none (uint8 [bytes])");
+  const ConstTensor taken = std::move(initializers.back());
+  initializers.pop_back();
+  return {static_cast<const uint8_t*>(taken.data), static_cast<size_t>(taken.shape[0])};
 }
 
 ContextWriter::~ContextWriter() {

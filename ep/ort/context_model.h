@@ -1,6 +1,6 @@
 // EPContext: models that hold compiled regions (`ep.context_enable`, ModelCompiler). A region becomes one
-// node com.microsoft::EPContext with the bytes of ep/region/compiled_model.h, in the model or in a file
-// beside it.
+// node com.microsoft::EPContext with the bytes of ep/region/compiled_model.h, in the node, in an initializer
+// that it reads, or in a file beside the model.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/packed_weights.h"
 #include "ep/ort/ep_api.h"
 #include "ep/region/graph.h"
 
@@ -32,9 +33,12 @@ bool HoldsContextNode(const OrtGraph* graph);
 // The attribute of such nodes that holds the compiled bytes, or the file's name.
 inline constexpr const char* kContextAttribute = "ep_cache_context";
 
-// The compiled bytes that `node` holds or names. Throws Error.
-std::vector<uint8_t> ReadContext(const OrtNode* node, const std::filesystem::path& model_file,
-                                 const ContextSettings& settings);
+// The compiled bytes that `node` holds or names; none where an initializer brings them. Throws Error.
+AlignedBytes ReadContext(const OrtNode* node, const std::filesystem::path& model_file,
+                         const ContextSettings& settings);
+// Takes them from the last initializer that the node reads. `lowbit compile` puts them there: on the way to a
+// session ONNX Runtime copies an attribute five times, and an initializer once. Throws Error.
+std::span<const uint8_t> TakeContext(std::vector<ConstTensor>& initializers);
 
 // Writes the nodes of one model. Files that it made are removed again unless Keep() is called.
 class ContextWriter {

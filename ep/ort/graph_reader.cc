@@ -70,14 +70,23 @@ std::vector<std::string> NamesOf(const std::vector<const OrtValueInfo*>& values)
 
 // ---- attributes
 
-template <typename T>
-std::vector<T> AttributeList(const OrtOpAttr* attribute, OrtOpAttrType type) {
+size_t AttributeBytes(const OrtOpAttr* attribute, OrtOpAttrType type) {
   size_t bytes = 0;
   // Asked with too small a buffer, ReadOpAttr answers with an error and the size.
   const Owned<OrtStatus> too_small(Api().ReadOpAttr(attribute, type, nullptr, 0, &bytes));
-  std::vector<T> list(bytes / sizeof(T));
+  return bytes;
+}
+
+void ReadAttributeInto(void* data, size_t bytes, const OrtOpAttr* attribute, OrtOpAttrType type) {
   size_t read = 0;
-  if (bytes != 0) Check(Api().ReadOpAttr(attribute, type, list.data(), bytes, &read));
+  if (bytes != 0) Check(Api().ReadOpAttr(attribute, type, data, bytes, &read));
+}
+
+template <typename T>
+std::vector<T> AttributeList(const OrtOpAttr* attribute, OrtOpAttrType type) {
+  const size_t bytes = AttributeBytes(attribute, type);
+  std::vector<T> list(bytes / sizeof(T));
+  ReadAttributeInto(list.data(), bytes, attribute, type);
   return list;
 }
 
@@ -273,14 +282,16 @@ AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::s
   return out;
 }
 
-std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute) {
+AlignedBytes ReadBytes(const OrtNode* node, const char* attribute) {
   const OrtOpAttr* found = nullptr;
   const Owned<OrtStatus> absent(Api().Node_GetAttributeByName(node, attribute, &found));
   Require(absent == nullptr && found != nullptr, "it holds no attribute '", attribute, "'");
   OrtOpAttrType type = ORT_OP_ATTR_UNDEFINED;
   Check(Api().OpAttr_GetType(found, &type));
   Require(type == ORT_OP_ATTR_STRING, "attribute '", attribute, "' is no string");
-  return AttributeList<uint8_t>(found, type);
+  AlignedBytes bytes(AttributeBytes(found, type));
+  ReadAttributeInto(bytes.data(), bytes.size(), found, type);
+  return bytes;
 }
 
 TensorType TypeFrom(const OrtTypeInfo* info) {

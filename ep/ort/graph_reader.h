@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/packed_weights.h"
 #include "ep/ort/ep_api.h"
 #include "ep/region/graph.h"
 
@@ -38,7 +39,7 @@ std::vector<const OrtNode*> GraphNodes(const OrtGraph* graph);
 AttributeMap ReadAttributes(const OrtNode* node, const std::function<bool(std::string_view)>& wanted);
 
 // The bytes of a string attribute; throws Error where the node has none of the name.
-std::vector<uint8_t> ReadBytes(const OrtNode* node, const char* attribute);
+AlignedBytes ReadBytes(const OrtNode* node, const char* attribute);
 
 // What is known of a tensor's type; `type` is undefined for a sequence or an optional, and where nothing is
 // stated.

@@ -229,7 +229,10 @@ Provider::Compiled Provider::CompileRegion(const OrtGraph* graph, const OrtNode*
     }
     region.outputs = region.nodes[0].outputs;
     try {
-      program = LoadCompiled(ReadContext(read.nodes[0], model_file, context_), backend_, weights);
+      const AlignedBytes held = ReadContext(read.nodes[0], model_file, context_);
+      std::span<const uint8_t> context(held.data(), held.size());
+      if (context.empty()) context = TakeContext(weights);
+      program = LoadCompiled(context, backend_, weights);
     } catch (const Error& e) {
       Fail(Where(region.nodes[0]), ": ", e.what());
     }

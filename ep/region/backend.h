@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/bit_planes.h"
+#include "core/channels_last.h"
 #include "core/nodes.h"
 #include "core/thread_pool.h"
 #include "ep/region/graph.h"
@@ -147,6 +148,23 @@ class Backend {
   // The step that does, where there is an estimate.
   virtual std::unique_ptr<const Step> InPlanes(const Step& step, const TensorPlanes& planes) const {
     (void)step, (void)planes;
+    return nullptr;
+  }
+  // Whether number i of the tensors that the step is fed, and what it makes, may lie with the channels last
+  // (core/channels_last.h).
+  virtual bool MayReadChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const {
+    (void)step, (void)fed, (void)i;
+    return false;
+  }
+  virtual bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape> fed) const {
+    (void)step, (void)fed;
+    return false;
+  }
+  // The bytes of a number there: 2 of float16.
+  virtual size_t BytesOfChannelsLast() const { return sizeof(float); }
+  // The step whose tensors do.
+  virtual std::unique_ptr<const Step> InChannelsLast(const Step& step, const ChannelsLast& last) const {
+    (void)step, (void)last;
     return nullptr;
   }
   // Which inputs of `node` packed bytes make superfluous (its weights); compiled models leave their data out.

@@ -9,10 +9,10 @@ namespace {
 
 class PlaneChooser {
  public:
-  PlaneChooser(const Backend& backend, std::span<const PlaneStep> steps, std::vector<bool> may)
+  PlaneChooser(const Backend& backend, std::span<const StepTensors> steps, std::vector<bool> may)
       : backend_(backend), steps_(steps), may_(std::move(may)), set_of_(may_.size()), planes_(may_.size()) {
     std::iota(set_of_.begin(), set_of_.end(), size_t{0});
-    for (const PlaneStep& step : steps_) {
+    for (const StepTensors& step : steps_) {
       // Steps read planes as the first tensor that they are fed, and once.
       for (size_t i = 1; i < step.reads.size(); ++i) may_[step.reads[i]] = false;
       if (backend_.KeepsPlanes(*step.step)) Join(step.reads[0], step.makes);
@@ -20,7 +20,7 @@ class PlaneChooser {
   }
 
   std::vector<int> Choose() {
-    for (const PlaneStep& step : steps_) {
+    for (const StepTensors& step : steps_) {
       const size_t set = set_of_[step.makes];
       if (planes_[set] == 0) planes_[set] = PlanesOf(set);
     }
@@ -36,7 +36,7 @@ class PlaneChooser {
     std::replace(set_of_.begin(), set_of_.end(), from, to);
   }
 
-  bool Reads(const PlaneStep& step, size_t set) const {
+  bool Reads(const StepTensors& step, size_t set) const {
     return !step.reads.empty() && set_of_[step.reads[0]] == set;
   }
 
@@ -46,7 +46,7 @@ class PlaneChooser {
       if (set_of_[i] == set && !may_[i]) return 0;
     }
     std::optional<int> planes;
-    for (const PlaneStep& step : steps_) {
+    for (const StepTensors& step : steps_) {
       if (!Reads(step, set) || backend_.KeepsPlanes(*step.step)) continue;
       const int read = backend_.PlanesRead(*step.step);
       if (read == 0 || read != planes.value_or(read)) return 0;
@@ -63,7 +63,7 @@ class PlaneChooser {
       return set_of_[tensor] == set ? planes : planes_[set_of_[tensor]];
     };
     double sum = 0;
-    for (const PlaneStep& step : steps_) {
+    for (const StepTensors& step : steps_) {
       if (!Reads(step, set) && set_of_[step.makes] != set) continue;
       const TensorPlanes of_step{step.reads.empty() ? 0 : planes_of(step.reads[0]), planes_of(step.makes)};
       const std::optional<double> time = backend_.Microseconds(*step.step, step.fed, of_step);
@@ -74,7 +74,7 @@ class PlaneChooser {
   }
 
   const Backend& backend_;
-  std::span<const PlaneStep> steps_;
+  std::span<const StepTensors> steps_;
   std::vector<bool> may_;
   std::vector<size_t> set_of_;  // by tensor, a tensor of it
   std::vector<int> planes_;     // by set
@@ -82,7 +82,7 @@ class PlaneChooser {
 
 }  // namespace
 
-std::vector<int> ChoosePlanes(const Backend& backend, std::span<const PlaneStep> steps,
+std::vector<int> ChoosePlanes(const Backend& backend, std::span<const StepTensors> steps,
                               std::vector<bool> may) {
   return PlaneChooser(backend, steps, std::move(may)).Choose();
 }

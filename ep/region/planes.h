@@ -10,7 +10,7 @@
 namespace lowbit::ep {
 
 // A step, and which tensors it reads and makes.
-struct PlaneStep {
+struct StepTensors {
   const Step* step;
   std::vector<TensorShape> fed;
   std::vector<size_t> reads;
@@ -20,7 +20,7 @@ struct PlaneStep {
 // In how many planes each tensor lies; 0: a byte a code. One becomes planes where its maker and all of its readers have
 // kernels for that which take no longer together, as far as estimates tell; steps that keep planes have their tensors
 // from each other. `may`: which tensors may become planes.
-std::vector<int> ChoosePlanes(const Backend& backend, std::span<const PlaneStep> steps,
+std::vector<int> ChoosePlanes(const Backend& backend, std::span<const StepTensors> steps,
                               std::vector<bool> may);
 
 }  // namespace lowbit::ep

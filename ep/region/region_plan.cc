@@ -9,6 +9,7 @@
 #include "core/node_reader.h"
 #include "core/plan_output.h"
 #include "core/status.h"
+#include "ep/region/channels_last.h"
 #include "ep/region/memory_plan.h"
 #include "ep/region/planes.h"
 
@@ -48,6 +49,7 @@ class Planner {
         homes_(region_->values),
         lifetime_of_(region_->values),
         planes_(region_->values),
+        channels_last_(region_->values),
         stores_(region_->ops.size()),
         is_moved_(region_->ops.size()) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
@@ -65,7 +67,7 @@ class Planner {
     InferShapes();
     PlaceOutputs();
     FindStores();
-    if (may_have_planes) FindPlanes();
+    FindForms(may_have_planes);
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -174,12 +176,14 @@ class Planner {
       lifetimes_.push_back({BytesAt(root), now, now});
     }
     lifetimes_[*index].last = now;
-    return {Location::Kind::kWorkspace, *index, planes_[root]};
+    return {Location::Kind::kWorkspace, *index, planes_[root],
+            channels_last_[root] ? region_->backend->BytesOfChannelsLast() : 0};
   }
 
   // Of what lies in the memory of a root.
   size_t BytesAt(size_t root) const {
     const TensorShape& shape = shapes_[root];
+    if (channels_last_[root]) return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
     return planes_[root] > 0 ? static_cast<size_t>(PlaneBytes(shape.dims, planes_[root])) : BytesOf(shape);
   }
 
@@ -230,17 +234,17 @@ class Planner {
     return true;
   }
 
-  // Tensors of the workspace may become planes of bits, unless they have other dims, too, or pieces, or are stored channel
-  // by channel.
-  void FindPlanes() {
+  // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
+  // or are stored channel by channel.
+  void FindForms(bool may_have_planes) {
     std::vector<bool> may(region_->values);
-    std::vector<PlaneStep> steps;
+    std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
       const size_t root = At(op.output);
       may[root] = !homes_[root] && !leaves_[root] && stores_[i].moves.empty();
-      PlaneStep& step = steps.emplace_back(PlaneStep{op.step.get(), FedShapes(op), {}, root});
+      StepTensors& step = steps.emplace_back(StepTensors{op.step.get(), FedShapes(op), {}, root});
       for (const ValueId id : op.fed) step.reads.push_back(Root(id));
     }
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -248,7 +252,8 @@ class Planner {
       if (is_moved_[i]) may[At(op.output)] = false;
       if (op.reshape || (op.step != nullptr && IsPiece(op.output))) may[Root(op.fed[0])] = false;
     }
-    planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
+    channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
+    if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 
   // Whether a step that runs, or the caller, reads what lies there.
@@ -305,7 +310,8 @@ class Planner {
     const auto reads =
         std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == from; });
     if (homes_[from] || homes_[to] || last_readers[from] != &op || reads != 1 ||
-        BytesAt(from) != BytesAt(to) || BytesOf(shapes_[At(op.fed[*over])]) != BytesAt(to)) {
+        BytesAt(from) != BytesAt(to) || channels_last_[from] != channels_last_[to] ||
+        BytesOf(shapes_[At(op.fed[*over])]) != BytesOf(shapes_[to])) {
       return;
     }
     lifetime_of_[to] = lifetime_of_[from];
@@ -320,6 +326,8 @@ class Planner {
       const bool has_stores = !stores_[i].moves.empty();
       const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
       const bool has_planes = planes != TensorPlanes{};
+      const ChannelsLast last = ChannelsLastOf(op);
+      const bool has_channels_last = last != ChannelsLast{};
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
         if (has_stores) {
@@ -327,15 +335,27 @@ class Planner {
         } else if (has_planes) {
           const Step& step = *plan_.variants.emplace_back(region_->backend->InPlanes(*op.step, planes));
           AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
+        } else if (has_channels_last) {
+          const Step& step = *plan_.variants.emplace_back(region_->backend->InChannelsLast(*op.step, last));
+          AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
         } else {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
-        const bool is_alone = has_stores || has_planes;
+        const bool is_alone = has_stores || has_planes || has_channels_last;
         before = is_alone || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
     }
+  }
+
+  ChannelsLast ChannelsLastOf(const CompiledRegion::Op& op) const {
+    ChannelsLast last;
+    for (size_t i = 0; i < op.fed.size(); ++i) {
+      if (channels_last_[Root(op.fed[i])]) last.Add(i);
+    }
+    last.y = channels_last_[Root(op.output)];
+    return last;
   }
 
   void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores) {
@@ -394,13 +414,14 @@ class Planner {
 
   std::shared_ptr<const CompiledRegion> region_;
   RegionPlan plan_;
-  std::vector<TensorShape> shapes_;                 // by value, as the five below
+  std::vector<TensorShape> shapes_;                 // by value, as the seven below
   std::vector<ValueId> storage_;                    // see Root
   std::vector<size_t> offsets_;                     // bytes from where the root begins
   std::vector<bool> leaves_;                        // what an output of the region lies in
   std::vector<std::optional<Location>> homes_;      // of roots outside the workspace
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<int> planes_;                         // of roots
+  std::vector<bool> channels_last_;                 // of roots
   std::vector<Stores> stores_;                      // by op
   std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
   std::vector<size_t> copied_;                      // outputs that are copied at the end
@@ -411,6 +432,7 @@ class Planner {
 std::string PlaceText(const Location& place) {
   static constexpr const char* kKinds[] = {"external ", "workspace ", "constant "};
   std::string text = kKinds[static_cast<size_t>(place.kind)] + std::to_string(place.at);
+  if (place.number_bytes > 0) return text + (place.number_bytes == 2 ? " (nhwc float16)" : " (nhwc)");
   if (place.planes == 0) return text;
   return text + " (" + std::to_string(place.planes) + (place.planes == 1 ? " plane)" : " planes)");
 }

@@ -2,7 +2,8 @@
 
     python run_models.py PLAN.json
 
-The plan lists what to run: {"model", "device", "feeds", "outputs"}, the last two .npz files. Prints facts
+The plan lists what to run: {"model", "device", "feeds", "outputs"}, the last two .npz files; a "source" is
+converted into "model" first. Prints facts
 about the machine, the packages and who ran the nodes, as JSON in its last line.
 """
 
@@ -22,6 +23,8 @@ from lowbit.sessions.placement import RECORD, assignments
 
 def run(job: dict[str, str]) -> list[int]:
     """Runs one model; returns the sizes of the regions that the execution provider compiled."""
+    if "source" in job:
+        lowbit.convert(job["source"], job["model"])
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(RECORD, "1")
     session = lowbit.session(job["model"], device=job["device"], threads=2, sess_options=options)

@@ -1,8 +1,9 @@
 """Real networks in sessions of the aarch64 onnxruntime, with lowbit's wheel for it: the numbers of x86-64.
 
-They are converted here and run there, under an emulator. Every code and every float that a lowbit node hands
-to anything else is compared bit for bit; what float operators of ONNX Runtime make of them, to the last bits
-of a float. LOWBIT_AARCH64_WHEELS names their folder (`make wheel-aarch64`); `make test FULL=1` builds them.
+They are converted here and run there, under an emulator; a small one is converted there, too. Every code and
+every float that a lowbit node hands to anything else is compared bit for bit; what float operators of ONNX
+Runtime make of them, to the last bits of a float. LOWBIT_AARCH64_WHEELS names their folder
+(`make wheel-aarch64`); `make test FULL=1` builds them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tools import aarch64_python
 require_native()
 import lowbit  # noqa: E402
 from lowbit.ops import DOMAIN  # noqa: E402
+from lowbit.proto.feeds import random_feeds  # noqa: E402
 
 PYTHON = aarch64_python.__file__
 ISA = {"cortex-a53": "neon", "cortex-a76": "dotprod", "max,sve=off,sme=off": "i8mm"}
@@ -40,6 +42,7 @@ MODELS = [
     "qonnx/cnv_w1a1_cifar10",
 ]
 DEVICES = ["cpu-ops", "cpu-ep"]
+SMALL = Path(__file__).resolve().parents[2] / "models/digits/digits_w8a8.onnx"
 
 WHEELS = sorted(Path(os.environ.get("LOWBIT_AARCH64_WHEELS", os.devnull)).glob("*_aarch64.whl"))
 pytestmark = pytest.mark.skipif(
@@ -109,6 +112,7 @@ class There:
     """What came back from an emulated CPU: facts, and the outputs of each job."""
 
     facts: dict[str, Any]
+    converted: Path
     outputs: dict[tuple[str, str], Mapping[str, np.ndarray]]
     regions: dict[tuple[str, str], list[int]]
 
@@ -129,6 +133,10 @@ def there(python: str, networks: dict[str, Network], tmp_path_factory) -> dict[s
             }
             for number, (source, device) in enumerate(jobs)
         ]
+        feeds = folder / "small.npz"
+        np.savez(feeds, **random_feeds(onnx.load(SMALL)))
+        small = {"source": str(SMALL), "model": str(folder / "small.onnx"), "device": "cpu"}
+        plan.append(small | {"feeds": str(feeds), "outputs": str(folder / "small_outputs.npz")})
         (folder / "plan.json").write_text(json.dumps(plan))
         program = Path(__file__).with_name("run_models.py")
         words = [sys.executable, python, "run", "--cpu", cpu, program, folder / "plan.json"]
@@ -139,8 +147,10 @@ def there(python: str, networks: dict[str, Network], tmp_path_factory) -> dict[s
         shown, errors = process.communicate()
         assert process.returncode == 0, f"{cpu}: {errors}"
         facts = json.loads(shown.splitlines()[-1])
-        outputs = {job: np.load(entry["outputs"]) for job, entry in zip(jobs, plan, strict=True)}
-        found[cpu] = There(facts, outputs, dict(zip(jobs, facts["regions"], strict=True)))
+        *ready, small = plan
+        outputs = {job: np.load(entry["outputs"]) for job, entry in zip(jobs, ready, strict=True)}
+        regions = dict(zip(jobs, facts["regions"][:-1], strict=True))
+        found[cpu] = There(facts, Path(small["model"]), outputs, regions)
     return found
 
 
@@ -155,6 +165,19 @@ def test_the_wheel_is_what_runs(cpu: str, there) -> None:
     assert facts["isa"] == ISA[cpu]
     assert Path(facts["package"]) == aarch64_python.LOWBIT / "lowbit"
     assert Path(facts["library"]) == aarch64_python.LOWBIT / "onnxruntime_ep_lowbit" / "liblowbit.so"
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_converts_and_runs_as_here(cpu: str, there, tmp_path: Path) -> None:
+    """The README's five lines: the same file, the same numbers."""
+    converted, here = there[cpu].converted, tmp_path / "small.onnx"
+    lowbit.convert(SMALL, here)
+    assert converted.read_bytes() == here.read_bytes()
+    session = lowbit.session(here)
+    expected = session.run(None, dict(np.load(converted.with_name("small.npz"))))
+    outputs = np.load(converted.with_name("small_outputs.npz"))
+    for value, array in zip(session.get_outputs(), expected, strict=True):
+        np.testing.assert_allclose(outputs[value.name], array, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import lowbit
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import DecodeError
 from lowbit.conversion.check import check_converted
 from lowbit.proto.atomic import write_atomically
+from lowbit.proto.model_file import load_nodes
 from onnx import numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
@@ -28,6 +32,26 @@ def test_verification_notices_a_node_that_cannot_work() -> None:
     weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights)[:-1], weights.name))
     with pytest.raises(lowbit.ModelError, match="LowBitConv 'node_Conv"):
         check_converted(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["ort_quantizer.u8_activations_s8_weights", "qoperator.conv_codes_in_and_out"]
+)
+def test_nodes_are_read_without_what_lies_beside_them(tmp_path, name: str) -> None:
+    model = CASES[name].build(1).model
+    onnx.save(model, tmp_path / "model.onnx")
+    assert load_nodes(tmp_path / "model.onnx").graph.node == model.graph.node
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path) -> None:
+    data = converted(small).result.model.SerializeToString()
+    path = tmp_path / "model.onnx"
+    for length in range(0, len(data) - 1, 37):
+        path.write_bytes(data[:length])
+        with contextlib.suppress(ValueError, DecodeError):
+            load_nodes(path)
+        with pytest.raises(lowbit.ModelError):
+            lowbit.session(path, device="cpu-ep")
 
 
 def test_nothing_is_left_when_writing_fails(tmp_path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from tests.ep.graphs import chain, images
@@ -18,6 +18,7 @@ from tests.support import lowbit_session
 
 DEVICES = ["cpu", "fake:0"]
 SHAPE = (2, 3, 7, 5)
+UINT8 = TensorProto.UINT8
 WEIGHTLESS = "ep.enable_weightless_ep_context_nodes"
 KEEPS_WEIGHTS = tuple(int(n) for n in ort.__version__.split(".")[:2]) >= (1, 26)
 
@@ -228,12 +229,41 @@ def test_damaged_regions_are_refused(devices, tmp_path: Path) -> None:
             devices.session(proto).run(None, {"x": x})
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_initializer_may_bring_the_region(devices, tmp_path: Path, device: str) -> None:
+    model = chain("conv", OTHER, "conv")
+    proto = onnx.load(compiled(devices, tmp_path, model, device))
+    for node in proto.graph.node:
+        if node.op_type == "EPContext":
+            held = attribute(node, "ep_cache_context")
+            proto.graph.initializer.append(helper.make_tensor(node.name, UINT8, [len(held.s)], held.s, True))
+            node.input.append(node.name)
+            held.s = b""
+    x = images(*SHAPE)
+    expected = lowbit_session(model).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(devices.session(proto, device).run(None, {"x": x})[0], expected)
+
+    region = next(tensor for tensor in proto.graph.initializer if tensor.name in proto.graph.node[0].input)
+    whole = region.raw_data
+    for cut in (0, 1, 40, len(whole) - 1):
+        region.CopyFrom(helper.make_tensor(region.name, UINT8, [cut], whole[:cut], True))
+        with pytest.raises(Exception, match=r"lowbit: node '.*(no compiled region|is damaged)"):
+            devices.session(proto, device)
+    for kind, dims in ((TensorProto.INT8, [len(whole)]), (UINT8, [1, len(whole)])):
+        region.CopyFrom(helper.make_tensor(region.name, kind, dims, whole, True))
+        with pytest.raises(Exception, match=r"initializer that it reads is none \(uint8 \[bytes\]\)"):
+            devices.session(proto, device)
+    del proto.graph.node[0].input[-1]
+    with pytest.raises(Exception, match="the last initializer that it reads is none"):
+        devices.session(proto, device)
+
+
 def test_what_the_model_says_around_the_region_is_checked(devices, tmp_path: Path) -> None:
     path = compiled(devices, tmp_path, chain("conv"))
     x = images(*SHAPE)
 
     wrong_type = onnx.load(path)
-    wrong_type.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    wrong_type.graph.output[0].type.tensor_type.elem_type = UINT8
     with pytest.raises(Exception, match="lowbit: "):
         devices.session(wrong_type).run(None, {"x": x})
 

@@ -24,6 +24,7 @@ from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_
 from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
+from lowbit.proto.model_file import load_proto, save_model
 from lowbit.sessions.absent_gpu import AbsentGpu
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import (
@@ -214,6 +215,27 @@ def _compile(
         raise ModelError(f"{name}: cannot be compiled for device '{device}': {one_line(error)}") from error
     if in_place is not None:
         in_place.check_some()
+    elif not external:
+        _move_into_initializers(written)
+
+
+def _move_into_initializers(written: Path) -> None:
+    """Moves compiled regions from the nodes of a model's graph into initializers that those read.
+
+    On the way to a session ONNX Runtime copies the attributes of a node five times, and an initializer once.
+    """
+    model = load_proto(written, external_data=False)
+    for node in model.graph.node:
+        if node.op_type != "EPContext":
+            continue
+        held = next(attribute for attribute in node.attribute if attribute.name == "ep_cache_context")
+        name = f"{node.name}.ep_cache_context"
+        model.graph.initializer.add(
+            name=name, data_type=onnx.TensorProto.UINT8, dims=[len(held.s)], raw_data=held.s
+        )
+        held.s = b""
+        node.input.append(name)
+    save_model(model, written, "compiled")
 
 
 def _at_its_place(

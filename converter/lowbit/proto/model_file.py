@@ -7,6 +7,7 @@ the converted model.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -137,6 +138,52 @@ def load_proto(path: str | os.PathLike[str], *, external_data: bool = True) -> o
     if external_data:
         load_external_data(model, path.parent, str(path))
     return model
+
+
+def load_nodes(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """The nodes of a model's graph and nothing else; weights beside them are not read from the disk.
+
+    Raises:
+        OSError, ValueError, DecodeError: if it is no file, or not in protobuf's wire format.
+    """
+    model = onnx.ModelProto()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for graph, begin, end in _messages(data, 0, len(data)):
+            if graph != onnx.ModelProto.GRAPH_FIELD_NUMBER:
+                continue
+            for number, at, behind in _messages(data, begin, end):
+                if number == onnx.GraphProto.NODE_FIELD_NUMBER:
+                    model.graph.node.add().ParseFromString(data[at:behind])
+    return model
+
+
+def _messages(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, begin and end of each field of a message that has a length: bytes, texts, messages."""
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            if at >= end or shift > 63:
+                raise ValueError("a number is cut off")
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < end:
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            varint()
+            continue
+        size = varint() if kind == 2 else {1: 8, 5: 4}.get(kind)
+        if size is None or size > end - at:
+            raise ValueError("a field of unknown kind, or one that is cut off")
+        if kind == 2:
+            yield number, at, at + size
+        at += size
 
 
 def load_external_data(model: onnx.ModelProto, folder: Path, label: str) -> None:

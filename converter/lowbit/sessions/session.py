@@ -310,7 +310,7 @@ def for_device(model: Any, *, everything: bool = True, floats: bool = False) -> 
     Raises:
         ModelError: if it cannot be read or converted.
     """
-    if hasattr(model, "report"):  # a Result of lowbit.convert
+    if hasattr(model, "report") or _is_ready_file(model):  # the former: a Result of lowbit.convert
         return model
     proto = _read(model)
     if proto is None or is_ready(proto):
@@ -339,6 +339,20 @@ def _stays(why: str) -> None:
 def is_ready(proto: onnx.ModelProto) -> bool:
     """Whether a model holds lowbit nodes, or regions that were compiled from them, subgraphs included."""
     return _holds_lowbit(proto.graph)
+
+
+def _is_ready_file(model: Any) -> bool:
+    """Whether a model is a file that is ready, as far as its nodes tell."""
+    from google.protobuf.message import DecodeError
+
+    from lowbit.proto.model_file import load_nodes
+
+    if not isinstance(model, (str, os.PathLike)) or not os.path.isfile(model):
+        return False
+    try:
+        return is_ready(load_nodes(model))
+    except (OSError, ValueError, DecodeError):  # whoever reads all of it says why
+        return False
 
 
 def _holds_lowbit(graph: onnx.GraphProto) -> bool:

@@ -1,6 +1,6 @@
 // What a convolution costs in a row of others, beside what it costs by itself: the layers' benchmark replays
 // equal nodes that read one tensor and one set of weights, a network does not.
-//   lowbit_cuda_chain_bench
+//   lowbit_cuda_chain_bench [turns]
 // For each layer, microseconds a node, of graphs of
 //   alone     20 equal nodes, as the layers' benchmark has them
 //   weights   20 nodes with weights of their own
@@ -10,7 +10,10 @@
 //   1, 10, 40 the whole graph of that many equal nodes; event time / wall time where many graphs are queued
 // Then the 48 convolutions of ResNet-50's blocks as one chain, with and without weights of their own and
 // residuals, beside the sum of their times alone.
+// And kernels of every kind in turns with each other: microseconds a launch less what the two take alone. With `turns`
+// this alone, of the configurations that the cost model chooses.
 #include <algorithm>
+#include <functional>
 #include <iomanip>
 #include <iostream>
 #include <map>
@@ -21,7 +24,9 @@
 #include "kernels/cuda/bench/bench_layers.h"
 #include "kernels/cuda/bench/graph_timer.h"
 #include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/left_out.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 
 namespace {
 
@@ -188,20 +193,137 @@ class ChainBench {
   std::map<std::string, double> alone_;
 };
 
+// Kernels of every kind, at a size that networks have at batch 1.
+class TurnsBench {
+ public:
+  explicit TurnsBench(const Device& device)
+      : device_(device),
+        x_(kTensorBytes),
+        residual_(kTensorBytes),
+        y_(kTensorBytes),
+        workspace_(kWorkspaceBytes) {
+    for (const DeviceBuffer* buffer : {&x_, &residual_})
+      Check(cudaMemset(buffer->Get(), 33, kTensorBytes), "fill");
+    AddConv("1x1", {"", 256, 14, 1024, 1, 1, 0, 1, {}, {}});
+    AddConv("1x1 + residual", {"", 256, 14, 1024, 1, 1, 0, 1, {}, {}}, {.residual = true});
+    AddConv("1x1, many channels", {"", 2048, 7, 512, 1, 1, 0, 1, {}, {}});
+    AddConv("3x3 56x56", {"", 64, 56, 64, 3, 1, 1, 1, {}, {}});
+    AddConv("3x3 28x28", {"", 128, 28, 128, 3, 1, 1, 1, {}, {}});
+    AddConv("3x3 14x14", {"", 256, 14, 256, 3, 1, 1, 1, {}, {}});
+    AddConv("depthwise 3x3", {"", 576, 14, 576, 3, 1, 1, 1, {}, {}}, {.depthwise = true});
+    AddConv("depthwise 5x5", {"", 240, 28, 240, 5, 1, 2, 1, {}, {}}, {.depthwise = true});
+    AddConv("classifier", {"", 2048, 1, 1000, 1, 1, 0, 1, {}, {}});
+    AddStem();
+    const auto codes = [](std::vector<int64_t> dims) {
+      return TensorShape{ElementType::kUInt8, std::move(dims)};
+    };
+    MaxPoolNode pool;
+    pool.window = {.kernel = {1, 3, 3}, .stride = {1, 2, 2}, .pad_begin = {0, 1, 1}, .pad_end = {0, 1, 1}};
+    AddNode("max pool", pool, {codes({1, 112, 112, 64})});
+    GlobalAveragePoolNode average;
+    average.x_scale = average.spec.quantizer.scale = 0.02f;
+    AddNode("global average", average, {codes({1, 7, 7, 2048})});
+    BinaryNode add;
+    add.spec.a_scale = add.spec.b_scale = add.spec.quantizer.scale = 0.02f;
+    AddNode("add", add, {codes({1, 14, 14, 256}), codes({1, 14, 14, 256})});
+  }
+
+  void Table() const {
+    std::vector<double> alone;
+    for (const Kernel& kernel : kernels_) alone.push_back(Microseconds(kernel, kernel));
+    std::cout << "## Kernels in turns with others, batch 1\n\n| kernel | alone |";
+    for (const Kernel& kernel : kernels_) std::cout << " " << kernel.name << " |";
+    std::cout << " configuration |\n| --- | --- |";
+    for (size_t i = 0; i < kernels_.size(); ++i) std::cout << " --- |";
+    std::cout << " --- |\n";
+    double sum = 0, largest = 0;
+    for (size_t i = 0; i < kernels_.size(); ++i) {
+      std::cout << "| " << kernels_[i].name << " | " << alone[i] << " |";
+      for (size_t j = 0; j < kernels_.size(); ++j) {
+        if (j <= i) {
+          std::cout << " |";
+          continue;
+        }
+        const double more = Microseconds(kernels_[i], kernels_[j]) - (alone[i] + alone[j]) / 2;
+        sum += more;
+        largest = std::max(largest, more);
+        std::cout << " " << more << " |";
+      }
+      std::cout << " " << kernels_[i].config << " |\n" << std::flush;
+    }
+    const double pairs = static_cast<double>(kernels_.size() * (kernels_.size() - 1)) / 2;
+    std::cout << "\nA launch between unlike kernels takes " << sum / pairs
+              << " us more than between equal ones, at most " << largest << ".\n\n";
+  }
+
+ private:
+  static constexpr size_t kTensorBytes = size_t{8} << 20;
+
+  struct Kernel {
+    std::string name, config;
+    std::function<void(Queue&)> launch;
+  };
+
+  // Of a launch, where the two take turns.
+  double Microseconds(const Kernel& first, const Kernel& second) const {
+    constexpr int kTurns = 20, kReplays = 15;
+    return timer_.Microseconds(
+               [&](Queue& queue) {
+                 for (int i = 0; i < kTurns; ++i) first.launch(queue), second.launch(queue);
+               },
+               true, kReplays) /
+           (2 * kTurns);
+  }
+  void Add(const char* name, const std::shared_ptr<const ConvPlan>& plan, bool residual) {
+    const void* const added = residual ? residual_.Get() : nullptr;
+    kernels_.push_back({name, PlanConfig(*plan).Text(), [=, this](Queue& queue) {
+                          LaunchConv(*plan, x_.Get(), added, y_.Get(), workspace_.Get(), queue);
+                        }});
+  }
+  void AddConv(const char* name, const Layer& layer, const Variant& variant = {}) {
+    Add(name, PlanConv(PackConv(MakeSpec(layer, random_, variant), device_), ShapeOf(layer, 1)),
+        variant.residual);
+  }
+  void AddStem() {
+    const Layer layer = {"", 3, 224, 32, 3, 2, 1, 1, {}, {}};
+    PixelQuantizer quantizer;
+    quantizer.scale.assign(3, 0.02f);
+    quantizer.zero_point.assign(3, 0);
+    Add("first layer", PlanPixels(PackConv(MakeSpec(layer, random_), device_), ShapeOf(layer, 1), quantizer),
+        false);
+  }
+  void AddNode(const char* name, const NodeSpec& node, const std::vector<TensorShape>& fed) {
+    const std::shared_ptr<const NodePlan> plan = PackNode(node, device_)->Plan(fed, OutputOf(node, fed));
+    kernels_.push_back({name, plan->Text(), [=, this](Queue& queue) {
+                          const void* const tensors[] = {x_.Get(), residual_.Get()};
+                          plan->Launch(std::span(tensors, fed.size()), y_.Get(), workspace_.Get(), queue);
+                        }});
+  }
+
+  const Device& device_;
+  DeviceBuffer x_, residual_, y_, workspace_;
+  GraphTimer timer_;
+  std::mt19937 random_{5};
+  std::vector<Kernel> kernels_;
+};
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
     RequireKnownNames(LeftOutHere());
     const Device device = Device::Query(0);
     std::cout << "# Convolutions in a row on the GPU\n\n"
               << device.name << "\n\n"
               << std::fixed << std::setprecision(2);
+    const bool only_turns = argc > 1 && std::string(argv[1]) == "turns";
     for (const int64_t batch : {1, 16}) {
+      if (only_turns) break;
       ChainBench bench(device, batch);
       bench.Layers();
       bench.Network();
     }
+    TurnsBench(device).Table();
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

@@ -1,14 +1,16 @@
 // Float convolutions of ResNet-50 in each precision: what the estimate takes, then each tile with each number of slices;
 // replays of a CUDA graph of equal nodes, medians.
-//   lowbit_cuda_float_bench [batch] [layer] [precision]
-// Prints a markdown table.
+//   lowbit_cuda_float_bench [batch] [layer] [precision] [how many of the best]
+// Prints a markdown table. A layer of "" is all of them, and so with precisions.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <iomanip>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -61,12 +63,21 @@ class Bench {
   Timed WithWinograd(const WinogradTiling& tiling) {
     return Time(*PackWinograd(op_, device_, limits_, tiling));
   }
+  int Tiles(FloatPrecision precision) const {
+    if (precision == FloatPrecision::kFloat32) return FloatTiling::kTiles - 1;
+    return HasNhwcConv(op_, device_, precision) ? FloatTiling::NhwcTiles(precision) : FloatTiling::kTensorTiles;
+  }
   bool HasWinograd() const { return cuda::HasWinograd(op_); }
 
  private:
+  // With the channels last where it reads and makes such tensors, as in the middle of a network.
   Timed Time(const PackedNode& node) {
-    constexpr int kNodes = 20, kReplays = 9;
-    const auto plan = node.Plan({&x_, 1}, y_);
+    constexpr int kNodes = 10, kReplays = 5;
+    ChannelsLast last;
+    if (node.MayReadChannelsLast({&x_, 1}, 0)) last.Add(0);
+    last.y = node.MayMakeChannelsLast({&x_, 1});
+    const auto plan =
+        last == ChannelsLast{} ? node.Plan({&x_, 1}, y_) : node.InChannelsLast(last)->Plan({&x_, 1}, y_);
     const DeviceBuffer workspace(plan->WorkspaceBytes());
     const void* const fed[] = {fed_->Get()};
     const auto launches = [&](Queue& queue) {
@@ -83,24 +94,30 @@ class Bench {
   std::unique_ptr<DeviceBuffer> fed_, made_;
 };
 
-void Measure(int64_t batch, const std::string& only, const std::string& only_precision) {
+void Measure(int64_t batch, const std::string& only, const std::string& only_precision, size_t shown) {
   std::cout << Device::Query(0).name << ", batch " << batch
-            << "\n\n| layer | precision | estimate's | us | best three |\n| --- | --- | --- | --- | --- |\n"
+            << "\n\n| layer | precision | estimate's | us | best |\n| --- | --- | --- | --- | --- |\n"
             << std::fixed << std::setprecision(1);
   std::vector<Layer> layers = {{"stem", 3, 224, 64, 7, 2, 3, 1, {}, {}},
                                {"3x3 128 14x14", 128, 14, 128, 3, 1, 1, 1, {}, {}},
                                {"512->128 14x14", 512, 14, 128, 1, 1, 0, 1, {}, {}},
                                {"128->512 14x14", 128, 14, 512, 1, 1, 0, 1, {}, {}}};
+  if (batch == 1) {
+    layers.insert(layers.end(), {{"28x28 map", 1, 28, 512, 3, 1, 1, 1, {}, {}},
+                                 {"224x224 map", 1, 224, 64, 3, 1, 1, 1, {}, {}},
+                                 {"3x3 128 112x112", 128, 112, 128, 3, 1, 1, 1, {}, {}},
+                                 {"5x5 256 56x56", 256, 56, 256, 5, 1, 2, 1, {}, {}}});
+  }
   layers.insert(layers.end(), std::begin(kLayers), std::end(kLayers));
   for (const Layer& layer : layers) {
     if (!only.empty() && only != layer.name) continue;
-    Bench bench(layer, batch);
+    std::optional<Bench> bench(std::in_place, layer, batch);
     const auto print = [&](FloatPrecision precision, const Timed& chosen, std::vector<Timed> all) {
       std::sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) { return a.us < b.us; });
       std::cout << "| " << layer.name << " " << layer.kernel << "x" << layer.kernel << " " << layer.in << "->"
                 << layer.out << " | " << NameOf(precision) << " | " << chosen.text << " | " << chosen.us
                 << " | ";
-      for (size_t i = 0; i < std::min<size_t>(3, all.size()); ++i)
+      for (size_t i = 0; i < std::min(shown, all.size()); ++i)
         std::cout << (i > 0 ? "; " : "") << all[i].text << " " << all[i].us;
       std::cout << " |\n" << std::flush;
     };
@@ -110,21 +127,31 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
     for (const FloatPrecision precision : {FloatPrecision::kFloat32, FloatPrecision::k3xTf32,
                                            FloatPrecision::kTf32, FloatPrecision::kFloat16}) {
       if (!is_asked(precision)) continue;
-      const Timed chosen = bench.WithTiling(precision, {});
+      const Timed chosen = bench->WithTiling(precision, {});
       std::vector<Timed> all;
-      for (int tile = 0; tile < FloatTiling::kTensorTiles; ++tile) {
-        for (int slices = 1; slices <= 16; slices *= 2) {
-          all.push_back(bench.WithTiling(precision, {tile, slices}));
+      const bool is_exact = precision == FloatPrecision::kFloat32;
+      for (int tile = 0; tile < bench->Tiles(precision); ++tile) {
+        for (const int slices : {1, 2, 3, 4, 6, 8, 12, 16}) {
+          if (!is_exact && !std::has_single_bit(static_cast<unsigned>(slices))) continue;
+          try {
+            Timed timed = bench->WithTiling(precision, {tile, slices});
+            timed.text = std::to_string(tile) + ": " + timed.text;
+            all.push_back(std::move(timed));
+          } catch (const std::exception& error) {  // a launch that the device refuses ends the stream, too
+            std::cerr << layer.name << ", tile " << tile << ", slices " << slices << ": " << error.what()
+                      << "\n";
+            bench.emplace(layer, batch);
+          }
         }
       }
       print(precision, chosen, std::move(all));
     }
-    if (!is_asked(FloatPrecision::kWinograd) || !bench.HasWinograd()) continue;
+    if (!is_asked(FloatPrecision::kWinograd) || !bench->HasWinograd()) continue;
     std::vector<Timed> all;
     for (const int made : {2, 4}) {
-      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench.WithWinograd({made, slices}));
+      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench->WithWinograd({made, slices}));
     }
-    print(FloatPrecision::kWinograd, bench.WithWinograd({}), std::move(all));
+    print(FloatPrecision::kWinograd, bench->WithWinograd({}), std::move(all));
   }
 }
 
@@ -133,8 +160,8 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
 
 int main(int argc, char** argv) {
   try {
-    lowbit::cuda::Measure(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "",
-                          argc > 3 ? argv[3] : "");
+    lowbit::cuda::Measure(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "",
+                          argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 3);
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

@@ -42,7 +42,7 @@ enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
   kIntegers,
-  kIntegersInTail,  // EpilogueParams::in_tail
+  kIntegersInTail,  // EpilogueParams::in_tail, or what stands for codes (table, values)
   kFloatsFromZero,  // kFloatFromZero to 256 codes
   // kFloat; residuals are added to 256 codes as Addition has it.
   kFloatsOnLine,
@@ -54,6 +54,8 @@ enum class Finish : int {
   kCappedOnLine,
   kCappedTailOnLine,
   kCappedInTail,
+  // kFloat to any number of codes, multiplied alone: what makes residuals for the next product.
+  kWordsMultiplied,
   // To any number of codes.
   kWordsTail,
   kWordsTailOnLine,
@@ -85,6 +87,7 @@ struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
+  bool touches = false;  // TouchParams
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
@@ -161,10 +164,16 @@ struct EpilogueParams {
   int output_zero_point = 0;
 };
 
+// Whether sums without residuals may be finished as kWordsMultiplied has it.
+inline bool AreWordsMultiplied(const EpilogueParams& e) {
+  return e.sums == SumForm::kFloat && !e.on_lines && !e.in_tail && e.table == nullptr &&
+         e.values == nullptr && e.border == nullptr;
+}
+
 // How sums are finished in registers.
 inline Finish FinishOf(const EpilogueParams& e) {
-  const bool adds_in_tail = e.in_tail || e.values != nullptr;
-  if (e.sums == SumForm::kInteger) return adds_in_tail ? Finish::kIntegersInTail : Finish::kIntegers;
+  const bool has_numbers = e.in_tail || e.values != nullptr || e.table != nullptr;
+  if (e.sums == SumForm::kInteger) return has_numbers ? Finish::kIntegersInTail : Finish::kIntegers;
   if (e.values != nullptr) return Finish::kFloatsOfValues;
   const bool are_on_lines = e.on_lines && !e.lacks_lines, moves = e.table != nullptr || e.place_count > 0;
   if (are_on_lines && !e.has_residual && !moves) {
@@ -258,6 +267,7 @@ struct TileParams : ConvParams {
 struct SumsParams {
   bool in_registers = false;       // the epilogue runs on the sums in registers
   bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
+  bool rehearses = false;          // RunPipeline
   int splits = 1, split_shift = 0;
   int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
   int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
@@ -268,6 +278,19 @@ struct SumsParams {
 struct BoxParams : TileParams, PixelParams, ColumnParams {};
 
 struct BoxTileParams : BoxParams, SumsParams {};
+
+// Whether a base ends in no padding. A derived structure's first member would stand there, and nvcc 13.0 has then looked for
+// members of a base (SumsParams, of GatherParams) in other places than the host has them.
+template <typename Base>
+constexpr bool EndsInMember() {
+  struct Derived : Base {
+    char last;
+  };
+  return sizeof(Derived) > sizeof(Base);
+}
+static_assert(EndsInMember<ConvParams>() && EndsInMember<WindowParams>() && EndsInMember<TapParams>() &&
+              EndsInMember<PixelParams>() && EndsInMember<ColumnParams>() && EndsInMember<TileParams>() &&
+              EndsInMember<SumsParams>() && EndsInMember<BoxTileParams>());
 
 // What gathers tiles of pixels walks along k by steps.
 struct GatherParams : BoxTileParams {

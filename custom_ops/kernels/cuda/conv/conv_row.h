@@ -31,6 +31,7 @@ struct ConvProblem {
   bool in_tail = false;           // EpilogueParams::in_tail
   bool is_capped = false;         // EpilogueParams::is_capped, of residuals added on a line
   bool integers_of_tail = false;  // no instance of a kernel for one finish takes them
+  bool is_mapped = false;         // codes become what a table has for them (EpilogueParams::table, values)
   bool floats = false;            // sums have the bits of floats where they are rounded in registers
   bool vector16 = true;           // channels come in runs of 16 bytes, else of 4
   bool residual = false;          // fetched while the block multiplies

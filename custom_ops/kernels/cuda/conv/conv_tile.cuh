@@ -220,9 +220,11 @@ struct BlockState {
   float factor[kTileN / 4];
   uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
 
-  // The constants of the tile's channels: copies that count with the block's first tile. By kThreads threads.
+  // The constants of the tile's channels: copies that count with the block's first tile. By kThreads threads, which
+  // bring tables near, too.
   template <int kThreads>
   __device__ __forceinline__ void FetchConstants(const TileParams& p, const TilePosition& at, int thread) {
+    PrefetchTables(p.epilogue, thread);
     const int channel = at.group * p.n + at.n0;
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads) Fetch(p.epilogue, channel + n, n);
   }
@@ -271,8 +273,8 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
 template <Finish kFinish>
 inline constexpr bool kMayHaveBorders =
-    kMayMap<kFinish> || kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail ||
-    kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
+    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kWordsTail ||
+    kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
 
 // The class of the window of an output.
 __device__ __forceinline__ OutsideTaps TapsOutside(int first, int kernel, int dilation, int size) {
@@ -406,10 +408,11 @@ __device__ __forceinline__ void FetchResiduals(const Params& p, const TilePositi
 
 // Requantizes sums in registers, those that `each` (see FinishTile) enumerates. `word_at(row, column)` is
 // where four codes go in shared memory, in the place of four residuals where there are any; those of the row
-// eight below go kBelow words further. kBiased: the sums began with the biases.
+// eight below go kBelow words further. kBiased: the sums began with the biases. Not `stores`: a rehearsal.
 template <Finish kFinish, bool kBiased, int kBelow, int kTileN, typename Each, typename WordAt>
 __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, const BlockState<kTileN>& state,
-                                                    const Each& each, const WordAt& word_at) {
+                                                    const Each& each, const WordAt& word_at,
+                                                    bool stores = true) {
   WithEpilogue<kFinish>(e, [&](const auto& requantize) {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       const FourChannels channels = state.Four(column);
@@ -422,6 +425,7 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
         sums[1] = Plus(bottom, bias);
       }
       requantize(sums, channels, codes);
+      if (!stores) return;
       out[0] = codes[0];
       out[kBelow] = codes[1];
     });
@@ -521,21 +525,23 @@ __device__ __forceinline__ void FinishAsPlanes(const TileParams& p, const TilePo
 }
 
 // Requantizes sums in registers. The codes go through shared memory, in the place of the residuals where
-// there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`.
+// there are any, to be stored 16 at a time. By kThreads threads that meet at `barrier`, this is `thread`. Not
+// `stages`: a rehearsal, of which `pixel_of` has no pixels.
 template <int kTileM, int kTileN, int kThreads, bool kBiased, Finish kFinish, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const TilePosition& at,
                                                   uint8_t* shared, const BlockState<kTileN>& state,
                                                   int thread, int barrier, const Each& each,
-                                                  const PixelOf& pixel_of) {
+                                                  const PixelOf& pixel_of, bool stages = true) {
   if constexpr (kFinish == Finish::kPlanesTail) {
     static_assert(kBiased);
     return FinishAsPlanes<kTileN, kFinish>(p, at, state, each, pixel_of);
   }
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
-  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {
-    return reinterpret_cast<unsigned*>(staging + row * kStride + column);
-  });
+  RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(
+      p.epilogue, state, each,
+      [&](int row, int column) { return reinterpret_cast<unsigned*>(staging + row * kStride + column); },
+      stages);
   SyncThreads<kThreads>(barrier);
   const Chunks<kTileM, kTileN, kThreads, PixelOf> chunks{p, at, pixel_of, thread};
   if constexpr (kMayHavePlaces<kFinish>) {

@@ -5,14 +5,9 @@
 #include "kernels/cuda/conv/conv_row.h"
 
 namespace lowbit::cuda {
-namespace {
-
-constexpr int kRun = 16;  // channels of a thread
-
-}  // namespace
 
 bool FitsDepthwise(const ConvGeometry& g, const OperandType& x) {
-  return g.IsDepthwise() && !g.transposed && g.group % kRun == 0 && x.encoding != Encoding::kBipolar;
+  return g.IsDepthwise() && !g.transposed && g.group % kDepthwiseRun == 0 && x.encoding != Encoding::kBipolar;
 }
 
 namespace {
@@ -38,7 +33,7 @@ void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, const WeightBits
 std::string Refuse(const ConvProblem& problem, const Device&) {
   if (!problem.geometry.IsDepthwise()) return "not a depthwise convolution";
   if (!FitsDepthwise(problem.geometry, problem.x))
-    return "transposed, bipolar codes, or channels in no runs of 16";
+    return "transposed, bipolar codes, or channels in no runs of 4";
   return problem.has_w_zero ? "zero points of weights that leave int8" : "";
 }
 
@@ -51,13 +46,23 @@ int SharedBytesOf(const ConvProblem&, const ConvConfig&) { return 0; }
 // It is taken wherever it applies.
 double Microseconds(const ConvProblem&, const ConvConfig&, const Device&) { return 0; }
 
+// Whether there is a kernel for the windows.
+bool IsRow(const ConvGeometry& g) {
+  return g.kernel_h == g.kernel_w && (g.kernel_w == 3 || g.kernel_w == 5) && g.dilation_h == 1 &&
+         g.dilation_w == 1 && g.stride_w <= 2;
+}
+
 ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, const Device&) {
-  const PixelParams pixels = PixelsOf(problem);
-  DepthwiseParams p = {{}, pixels, TapsOf(problem), problem.requantizes, problem.Fill()};
-  p.by_image = pixels.by_image;
-  p.by_row = pixels.by_row;
-  p.by_runs = MakeDivisor(problem.geometry.group / kRun);
-  p.by_fours = MakeDivisor((std::max<int64_t>(1, problem.shape.out_w) + 3) / 4);
+  const ConvGeometry& g = problem.geometry;
+  const ConvShape& s = problem.shape;
+  DepthwiseParams p = {{},       WindowsOf(problem), TapsOf(problem), problem.requantizes,
+                       IsRow(g), problem.Fill()};
+  const int64_t runs = g.group / kDepthwiseRun,
+                pieces = CeilDiv(s.out_w, p.is_row ? PixelsOfThread(p.stride_w) : 1);
+  p.threads = static_cast<int>(s.batch * s.out_h * pieces * runs);
+  p.by_runs = MakeDivisor(runs);
+  p.by_pieces = MakeDivisor(std::max<int64_t>(1, pieces));
+  p.by_rows = MakeDivisor(std::max<int64_t>(1, s.out_h));
   return LauncherOf(p, config, LaunchDepthwise);
 }
 
@@ -65,7 +70,7 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
 
 const WeightLayout kDepthwiseWeights = {Applies, WeightBytes, PackDepthwise};
 
-const ConvRow kDepthwiseRow = {{"depthwise", "sm_75", "depthwise layers: dp4a, 16 channels a thread"},
+const ConvRow kDepthwiseRow = {{"depthwise", "sm_75", "depthwise layers: dp4a, 4 channels a thread"},
                                {.refuse = Refuse,
                                 .add_candidates = AddCandidates,
                                 .shared_bytes = SharedBytesOf,

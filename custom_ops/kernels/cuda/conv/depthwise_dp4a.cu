@@ -1,5 +1,9 @@
-// Depthwise convolution: a thread sums 16 neighbouring channels of one output pixel with dp4a. Four taps
-// along a row are four times 16 bytes; transposed in registers, each word holds the four taps of one channel.
+// Depthwise convolution by dp4a: a thread sums four neighbouring channels of some neighbouring pixels of a row.
+// Pixels of four columns are four words of a byte for each channel; transposed in registers, each word holds the four
+// columns of one channel, which one dp4a multiplies with as many taps of a row of the window.
+//
+// Most layers are small, and a network's depthwise kernels take the time of their longest chain of loads: all that is
+// the kernel's own is in registers before its turn comes, and all pixels of a window are fetched at once.
 #include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/depthwise.h"
 #include "kernels/cuda/device/ptx.cuh"
@@ -7,7 +11,7 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kThreads = 128, kChannels = 16;
+constexpr int kThreads = 128, kChannels = kDepthwiseRun;
 
 // out[c] = byte c of each of the four words.
 __device__ __forceinline__ void Transpose(unsigned a, unsigned b, unsigned c, unsigned d,
@@ -20,153 +24,235 @@ __device__ __forceinline__ void Transpose(unsigned a, unsigned b, unsigned c, un
   out[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-__device__ __forceinline__ const unsigned* Words(const uint4& v) {
-  return reinterpret_cast<const unsigned*>(&v);
+// Taps of a row of a window as kernels read them: of each channel a word of the first four, one of the next four.
+template <int kSide>
+struct RowTaps {
+  static constexpr int kWords = (kSide + 3) / 4;
+  unsigned words[kWords][kChannels];
+
+  __device__ __forceinline__ void Load(const uint8_t* row, int channels, int channel) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint4 four = *reinterpret_cast<const uint4*>(row + (i * channels + channel) * 4);
+      words[i][0] = four.x;
+      words[i][1] = four.y;
+      words[i][2] = four.z;
+      words[i][3] = four.w;
+    }
+  }
+  // Of a channel the taps that four columns meet, the first of which lies `kFrom` columns behind the window's; no
+  // columns are 0.
+  template <int kFrom>
+  __device__ __forceinline__ unsigned Of(int channel) const {
+    static_assert(kFrom > -4 && kFrom < 4 * kWords);
+    if constexpr (kFrom <= 0) {
+      return words[0][channel] << (-8 * kFrom);
+    } else {
+      const unsigned low = words[kFrom / 4][channel],
+                     high = kFrom / 4 + 1 < kWords ? words[kWords - 1][channel] : 0;
+      return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (8 * (kFrom % 4)));
+    }
+  }
+};
+
+// f<i>() for i < kCount.
+template <int kCount, typename F>
+__device__ __forceinline__ void ForEach(const F& f) {
+  if constexpr (kCount > 0) {
+    ForEach<kCount - 1>(f);
+    f.template operator()<kCount - 1>();
+  }
 }
 
-// Adds four taps of 16 channels; `weights` has a word of four taps for each channel.
-template <bool kSigned>
-__device__ __forceinline__ void AddTaps(const uint4 (&x)[4], const uint8_t* weights, int (&sums)[kChannels]) {
+// Adds a row of the windows of kPixels neighbours, whose first columns are kStride apart. Words begin at every other
+// column where a shift by one reaches all taps from there, at every fourth where taps fill two of them anyway.
+template <int kSide, int kStride, bool kSigned, int kPixels, int kColumns>
+__device__ __forceinline__ void AddRow(const unsigned (&x)[kColumns], const RowTaps<kSide>& taps,
+                                       int (&sums)[kPixels][kChannels]) {
+  static_assert(kColumns == (kPixels - 1) * kStride + kSide);
+  constexpr int kStep = kSide <= 3 ? 2 : 4;
+  ForEach<(kColumns + kStep - 1) / kStep>([&]<int kWord>() {
+    constexpr int kFirst = kWord * kStep;
+    const auto column = [&](int i) { return x[min(kFirst + i, kColumns - 1)]; };
+    unsigned columns[kChannels];
+    Transpose(column(0), column(1), column(2), column(3), columns);
+    ForEach<kPixels>([&]<int kPixel>() {
+      constexpr int kFrom = kFirst - kPixel * kStride;  // columns behind the window's first one
+      constexpr bool kHolds = kSide <= 3 ? kFrom == 0 || kFrom == -1 : kFrom > -4 && kFrom < kSide;
+      if constexpr (kHolds) {
 #pragma unroll
-  for (int i = 0; i < kChannels / 4; ++i) {
-    const uint4 w = *reinterpret_cast<const uint4*>(weights + i * 16);
-    unsigned columns[4];
-    Transpose(Words(x[0])[i], Words(x[1])[i], Words(x[2])[i], Words(x[3])[i], columns);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sums[i * 4 + j] = DotFour<kSigned>(columns[j], Words(w)[j], sums[i * 4 + j]);
-  }
-}
-
-__device__ __forceinline__ void FinishChannels(const DepthwiseParams& p, int pixel, int channel,
-                                               const int (&sums)[kChannels]) {
-  const EpilogueParams& e = p.epilogue;
-  if (!p.requantizes) {
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      FinishOne(e, p.residual, p.y, pixel, channel + i, sums[i], e.bias[channel + i], e.scale[channel + i],
-                0);
-    }
-    return;
-  }
-  const int64_t index = static_cast<int64_t>(pixel) * e.out_channels + channel;
-  uint4 residual = {};
-  if (e.has_residual) {
-    residual = *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.residual) + index);
-  }
-  uint4 out;
-  WithIntegers(e, [&](const auto& requantize) {
-#pragma unroll
-    for (int i = 0; i < kChannels / 4; ++i) {
-      const int4 bias = *reinterpret_cast<const int4*>(e.bias + channel + i * 4);
-      const int from = channel + i * 4;
-      const FourChannels channels = {*reinterpret_cast<const float4*>(e.scale + from),
-                                     *reinterpret_cast<const float4*>(e.start + from), e.factor[from / 4]};
-      const int4 four[] = {
-          Plus(make_int4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]), bias)};
-      unsigned codes[] = {Words(residual)[i]};
-      requantize(four, channels, codes);
-      reinterpret_cast<unsigned*>(&out)[i] = codes[0];
-    }
+        for (int c = 0; c < kChannels; ++c) {
+          int& sum = sums[kPixel][c];
+          sum = DotFour<kSigned>(static_cast<int>(columns[c]), static_cast<int>(taps.template Of<kFrom>(c)),
+                                 sum);
+        }
+      }
+    });
   });
-  StoreInPlaces(e, pixel, channel, out);
-  if (p.y != nullptr) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(p.y) + index) = out;
 }
 
-template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant__ DepthwiseParams p) {
-  LetSuccessorsStart();
+// What four channels have of their own.
+struct ChannelConstants {
+  int4 bias;
+  FourChannels channels;
+
+  __device__ __forceinline__ void Load(const EpilogueParams& e, int channel) {
+    bias = *reinterpret_cast<const int4*>(e.bias + channel);
+    channels = {*reinterpret_cast<const float4*>(e.scale + channel),
+                *reinterpret_cast<const float4*>(e.start + channel), e.factor[channel / 4]};
+  }
+};
+
+// The outputs of neighbouring pixels, `count` of them.
+template <bool kRequantizes, int kPixels>
+__device__ __forceinline__ void FinishPixels(const DepthwiseParams& p, const ChannelConstants& constants,
+                                             int pixel, int count, int channel,
+                                             int (&sums)[kPixels][kChannels]) {
+  const EpilogueParams& e = p.epilogue;
+  if constexpr (kRequantizes) {
+    const int64_t index = static_cast<int64_t>(pixel) * e.out_channels + channel;
+    int4 fours[kPixels];
+    unsigned codes[kPixels] = {};
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) {
+      fours[i] = Plus(make_int4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]), constants.bias);
+      if (e.has_residual && i < count) {
+        codes[i] = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index +
+                                                      i * e.out_channels);
+      }
+    }
+    WithIntegers(e, [&](const auto& requantize) { requantize(fours, constants.channels, codes); });
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) {
+      if (i >= count) break;
+      StoreInPlaces(e, pixel + i, channel, codes[i]);
+      if (p.y != nullptr) {
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index + i * e.out_channels) = codes[i];
+      }
+    }
+  } else {
+#pragma unroll 1  // rare, and long
+    for (int i = 0; i < count * kChannels; ++i) {
+      const int c = channel + i % kChannels;
+      FinishOne(e, p.residual, p.y, pixel + i / kChannels, c, sums[i / kChannels][i % kChannels], e.bias[c],
+                e.scale[c], 0);
+    }
+  }
+}
+
+__device__ __forceinline__ bool IsInside(int i, int size) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(size);
+}
+
+// Windows of kSide x kSide without dilation, in steps of kStride along a row: a thread sums kPixels neighbours.
+template <int kSide, int kStride, int kPixels, bool kSigned, bool kRequantizes>
+__global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_constant__ DepthwiseParams p) {
+  constexpr int kColumns = (kPixels - 1) * kStride + kSide;
+  const int channels = p.epilogue.out_channels;
+  const int thread = static_cast<int>(blockIdx.x * kThreads + threadIdx.x),
+            index = min(thread, p.threads - 1);
+  const int run = Divide(index, p.by_runs),
+            channel = (index - run * static_cast<int>(p.by_runs.divisor)) * kChannels;
+  const int row = Divide(run, p.by_pieces),
+            ox = (run - row * static_cast<int>(p.by_pieces.divisor)) * kPixels;
+  const int image = Divide(row, p.by_rows), oy = row - image * p.out_h;
+  const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * kStride - p.pad_left;
+  const uint8_t* rows[kSide];  // where each begins; from there it is one addition to any pixel
+  rows[0] = p.x + ((static_cast<int64_t>(image) * p.in_h + y0) * p.in_w + x0) * channels + channel;
+#pragma unroll
+  for (int ky = 0; ky < kSide; ++ky) {
+    if (ky > 0) rows[ky] = rows[ky - 1] + p.in_w * channels;
+    KeepInRegister(rows[ky]);
+  }
+
+  RowTaps<kSide> taps[kSide];
+#pragma unroll
+  for (int ky = 0; ky < kSide; ++ky)
+    taps[ky].Load(p.weights + ky * RowTaps<kSide>::kWords * channels * 4, channels, channel);
+  ChannelConstants constants;
+  if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
+  PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
+  if (p.epilogue.touches) TouchParams(p);
   WaitForPredecessors();
-  const int channels = p.epilogue.out_channels, runs = channels / kChannels;
-  const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (index >= p.m * runs) return;
-  const int pixel = Divide(index, p.by_runs), channel = (index - pixel * runs) * kChannels;
-  const int image = Divide(pixel, p.by_image), rest = pixel - image * static_cast<int>(p.by_image.divisor);
-  const int oy = Divide(rest, p.by_row), ox = rest - oy * static_cast<int>(p.by_row.divisor);
+  LetSuccessorsStart();
+  if (thread >= p.threads) return;
+
+  unsigned x[kSide][kColumns];
+#pragma unroll
+  for (int ky = 0; ky < kSide; ++ky) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const bool inside = IsInside(y0 + ky, p.in_h) & IsInside(x0 + i, p.in_w);
+      x[ky][i] = LoadWordOr(rows[ky] + int64_t{channels} * i, inside, p.fill);
+    }
+  }
+  int sums[kPixels][kChannels] = {};
+#pragma unroll
+  for (int ky = 0; ky < kSide; ++ky) AddRow<kSide, kStride, kSigned>(x[ky], taps[ky], sums);
+  FinishPixels<kRequantizes>(p, constants, row * p.out_w + ox, min(kPixels, p.out_w - ox), channel, sums);
+}
+
+// Any window, four taps of a row at a time.
+template <bool kSigned, bool kRequantizes>
+__global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant__ DepthwiseParams p) {
+  const int channels = p.epilogue.out_channels;
+  const int thread = static_cast<int>(blockIdx.x * kThreads + threadIdx.x),
+            index = min(thread, p.threads - 1);
+  const int pixel = Divide(index, p.by_runs),
+            channel = (index - pixel * static_cast<int>(p.by_runs.divisor)) * kChannels;
+  const int row = Divide(pixel, p.by_pieces), ox = pixel - row * static_cast<int>(p.by_pieces.divisor);
+  const int image = Divide(row, p.by_rows), oy = row - image * p.out_h;
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * p.stride_w - p.pad_left;
-  const uint4 fill = make_uint4(p.fill, p.fill, p.fill, p.fill);
-  const uint8_t* weights = p.weights + channel * 4;
-  int sums[kChannels] = {};
+  ChannelConstants constants;
+  if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
+  PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
+  if (p.epilogue.touches) TouchParams(p);
+  WaitForPredecessors();
+  LetSuccessorsStart();
+  if (thread >= p.threads) return;
+
+  const uint8_t* weights = p.weights;
+  int sums[1][kChannels] = {};
   for (int ky = 0; ky < p.kernel_h; ++ky) {
     const int y = y0 + ky * p.dilation_h;
-    const bool row_inside = y >= 0 && y < p.in_h;
-    const uint8_t* const row = p.x + (static_cast<int64_t>(image) * p.in_h + y) * p.in_w * channels + channel;
+    const bool row_inside = IsInside(y, p.in_h);
+    const uint8_t* const from =
+        p.x + (static_cast<int64_t>(image) * p.in_h + y) * p.in_w * channels + channel;
     for (int kx = 0; kx < p.kernel_w; kx += 4, weights += channels * 4) {
-      uint4 x[4];
+      unsigned x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = x0 + (kx + i) * p.dilation_w;
-        const bool inside = row_inside && column >= 0 && column < p.in_w && kx + i < p.kernel_w;
-        x[i] = inside ? *reinterpret_cast<const uint4*>(row + static_cast<int64_t>(column) * channels) : fill;
+        const bool inside = row_inside && IsInside(column, p.in_w) && kx + i < p.kernel_w;
+        x[i] = inside ? *reinterpret_cast<const unsigned*>(from + static_cast<int64_t>(column) * channels)
+                      : p.fill;
       }
-      AddTaps<kSigned>(x, weights, sums);
+      RowTaps<4> taps;
+      taps.Load(weights, channels, channel);
+      AddRow<4, 1, kSigned>(x, taps, sums);
     }
   }
-  FinishChannels(p, pixel, channel, sums);
-}
-
-// Windows 3 wide in steps of 1: a thread sums four neighbouring pixels. Columns 0..3 of a row are the taps of
-// the first two, columns 2..5 those of the others.
-template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) ConvDepthwiseFours(const __grid_constant__ DepthwiseParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int channels = p.epilogue.out_channels, runs = channels / kChannels;
-  const int fours = static_cast<int>(p.by_fours.divisor), rows = p.m / p.out_w;
-  const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (index >= rows * fours * runs) return;
-  const int four = Divide(index, p.by_runs), channel = (index - four * runs) * kChannels;
-  const int row = Divide(four, p.by_fours), ox = (four - row * fours) * 4;
-  const int image = row / p.out_h, y0 = (row - image * p.out_h) * p.stride_h - p.pad_top,
-            x0 = ox - p.pad_left;
-  const uint4 fill = make_uint4(p.fill, p.fill, p.fill, p.fill);
-  const uint8_t* weights = p.weights + channel * 4;
-  int sums[4][kChannels] = {};
-  for (int ky = 0; ky < p.kernel_h; ++ky, weights += channels * 4) {
-    const int y = y0 + ky * p.dilation_h;
-    const bool row_inside = y >= 0 && y < p.in_h;
-    const uint8_t* const from =
-        p.x + (static_cast<int64_t>(image) * p.in_h + y) * p.in_w * channels + channel;
-    uint4 x[6];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-      const int column = x0 + i;
-      const bool inside = row_inside && column >= 0 && column < p.in_w;
-      x[i] = inside ? *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(column) * channels) : fill;
-    }
-#pragma unroll
-    for (int i = 0; i < kChannels / 4; ++i) {
-      const uint4 w = *reinterpret_cast<const uint4*>(weights + i * 16);
-      unsigned left[4], right[4];
-      Transpose(Words(x[0])[i], Words(x[1])[i], Words(x[2])[i], Words(x[3])[i], left);
-      Transpose(Words(x[2])[i], Words(x[3])[i], Words(x[4])[i], Words(x[5])[i], right);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const unsigned taps = Words(w)[j], later = taps << 8;  // the fourth tap is 0
-        const int c = i * 4 + j;
-        sums[0][c] = DotFour<kSigned>(left[j], taps, sums[0][c]);
-        sums[1][c] = DotFour<kSigned>(left[j], later, sums[1][c]);
-        sums[2][c] = DotFour<kSigned>(right[j], taps, sums[2][c]);
-        sums[3][c] = DotFour<kSigned>(right[j], later, sums[3][c]);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (ox + i < p.out_w) FinishChannels(p, row * p.out_w + ox + i, channel, sums[i]);
-  }
+  FinishPixels<kRequantizes>(p, constants, pixel, 1, channel, sums);
 }
 
 }  // namespace
 
 cudaError_t LaunchDepthwise(const DepthwiseParams& p, const ConvConfig&, const LaunchOptions& options) {
-  const int64_t runs = p.epilogue.out_channels / kChannels;
-  if (p.kernel_w == 3 && p.stride_w == 1 && p.dilation_w == 1) {
-    const int64_t rows = p.m / p.out_w;
-    return options.queue.Launch(options.x_signed ? ConvDepthwiseFours<true> : ConvDepthwiseFours<false>,
-                                BlocksFor(rows * p.by_fours.divisor * runs, kThreads), kThreads, p);
-  }
-  return options.queue.Launch(options.x_signed ? ConvDepthwise<true> : ConvDepthwise<false>,
-                              BlocksFor(p.m * runs, kThreads), kThreads, p);
+  const auto launch = [&](const auto& kernel) {
+    return options.queue.Launch(kernel, BlocksFor(p.threads, kThreads), kThreads, p);
+  };
+  return std::visit(
+      [&](auto is_signed, auto requantizes) {
+        const auto of_row = [&]<int kSide, int kStride>() {
+          return launch(ConvDepthwiseRow<kSide, kStride, PixelsOfThread(kStride), is_signed, requantizes>);
+        };
+        if (!p.is_row) return launch(ConvDepthwise<is_signed, requantizes>);
+        if (p.kernel_w == 3 && p.stride_w == 1) return of_row.template operator()<3, 1>();
+        if (p.kernel_w == 3) return of_row.template operator()<3, 2>();
+        if (p.stride_w == 1) return of_row.template operator()<5, 1>();
+        return of_row.template operator()<5, 2>();
+      },
+      OneOf(options.x_signed), OneOf(p.requantizes));
 }
 
 }  // namespace lowbit::cuda

@@ -319,6 +319,13 @@ __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const flo
                       e.zero_point);
 }
 
+// Brings what codes are looked up in near, before the kernel's turn: by the threads of a block.
+__device__ __forceinline__ void PrefetchTables(const EpilogueParams& e, int thread) {
+  constexpr int kLine = 128, kCodes = 256;
+  if (e.table != nullptr && thread < kCodes / kLine) PrefetchLine(e.table + thread * kLine);
+  if (e.values != nullptr && thread < kCodes * 4 / kLine) PrefetchLine(e.values + thread * (kLine / 4));
+}
+
 // The byte that a table has for a code's.
 __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned code) {
   return e.table[code & 255u];
@@ -363,8 +370,8 @@ inline constexpr bool kMayHavePlaces =
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
 inline constexpr bool kMayMap =
-    kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
-    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues;
+    kFinish == Finish::kAny || kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
+    kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues;
 
 // f(requantize), where requantize(sums, channels, codes) takes some fours of sums of any form, the bias
 // included, to the node's codes, in the place of residuals. Not kMayAdd: there are no residuals.
@@ -458,6 +465,8 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTail)
     return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kWordsMultiplied)
+    return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail)
     return rounding.template operator()<First::kLines, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTailOnLine)
@@ -513,7 +522,7 @@ template <bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithIntegers(const EpilogueParams& e, const F& f) {
   if (e.on_lines) {
     WithEpilogue<Finish::kIntegersOfTail, kMayAdd>(e, f);
-  } else if (e.in_tail || e.values != nullptr) {
+  } else if (e.in_tail || e.values != nullptr || e.table != nullptr) {
     WithEpilogue<Finish::kIntegersInTail, kMayAdd>(e, f);
   } else {
     WithEpilogue<Finish::kIntegers, kMayAdd>(e, f);

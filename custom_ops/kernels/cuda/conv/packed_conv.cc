@@ -11,6 +11,7 @@
 #include "kernels/cuda/conv/packed_conv.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -418,6 +419,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
       epilogue_.is_capped &&
       (epilogue_.in_tail ? is_float : !epilogue_.has_residual || epilogue_.addition == Addition::kOnLine);
   problem.integers_of_tail = requantizes && epilogue_.on_lines && !is_float;
+  problem.is_mapped = epilogue_.table != nullptr || epilogue_.values != nullptr;
   problem.floats = requantizes && is_float;
   problem.residual = epilogue_.has_residual;
   problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
@@ -440,6 +442,8 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.k = narrow(problem.k);
   p.groups = narrow(problem.groups);
   p.epilogue = epilogue_;
+  static const bool touches = std::getenv("LOWBIT_CUDA_TOUCH") != nullptr;
+  p.epilogue.touches = touches;
   // What gathers pixels reads the code of zero outside of the image, where there is one.
   if (row.traits.gathers && !config.boxes && problem.zero != ConvProblem::kNoCode)
     p.epilogue.border = nullptr;

@@ -3,6 +3,8 @@
 // for a single thread, where it can; a weight tile by one bulk copy, since it is packed in the very order of
 // shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
 // arrives in it and one that counts the warps that are done with it.
+#include <cstdlib>
+
 #include "kernels/cuda/conv/pixel_boxes.cuh"
 #include "kernels/cuda/conv/tiles.h"
 
@@ -41,6 +43,13 @@ struct Tiles {
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+  int is_live = 1;  // 0 while the kernel rehearses
+
+  __device__ __forceinline__ bool Rehearses() const
+    requires(kBoxes && kFinish != Finish::kThroughMemory)
+  {
+    return p.rehearses;
+  }
 
   __device__ __forceinline__ void SetUp() {
     KeepInRegister(tiles.at);
@@ -111,18 +120,20 @@ struct Tiles {
     fixed.state.template FetchConstants<kConsumers>(p, at, thread);
     CommitCopies();
     if constexpr (kProducers == 0) Gather(thread);
-    WaitForPredecessors();
-    FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
+    if (is_live != 0) {
+      WaitForPredecessors();
+      FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
+    }
     BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
     HoldRegisters(sums);
     const uint32_t a = MatrixPart(tiles.at + thread / 128 * 64 * kRowBytes),
                    b = MatrixPart(tiles.at + kBytesA);
     RingPlace place;
     ring.template Drain<Wgmma<kTileN, kSigned>, !kBoxes>(
-        place, count, sums,
+        place, is_live != 0 ? count : 1, sums,
         [&](int, int stage) -> Operands {
           // Columns past k hold whatever lay in shared memory: their weights are 0.
           const uint32_t tile = stage * (kBytes / 16);
@@ -131,8 +142,9 @@ struct Tiles {
         [&](int i, int stage) {
           // Only a stage that will be filled again: nobody waits for the others.
           if (i + ring.stages < count && thread % 32 == 0) Arrive(ring.empty(stage));
-        });
-    LetSuccessorsStart();
+        },
+        is_live != 0);
+    if (is_live != 0) LetSuccessorsStart();
     WgmmaWait<0>();
     HoldRegisters(sums);
     if constexpr (kBoxes && kMayHaveBorders<kFinish>) {
@@ -144,9 +156,14 @@ struct Tiles {
     CommitCopies();
     WaitForCopies<0>();  // the constants, the residuals
     SyncThreads<kConsumers>();
-    FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(
-        p, at, tiles.data, fixed.state, cluster,
-        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+    const auto each = [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); };
+    if constexpr (kBoxes && kFinish != Finish::kThroughMemory) {
+      FinishInRegisters<kTileM, kTileN, kConsumers, true, kFinish>(
+          p, at, tiles.data, fixed.state, thread, 1, each, PixelsInOrder{at.m0, is_live != 0 ? p.m : 0},
+          is_live != 0);
+    } else {
+      FinishTile<kTileM, kTileN, kConsumers, true, kFinish>(p, at, tiles.data, fixed.state, cluster, each);
+    }
   }
 };
 #endif
@@ -185,8 +202,11 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
         if constexpr (kMayFinish<kFinish, kTileN> &&
                       HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
-          return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
-              static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
+          BoxTileParams boxes = p;
+          static const bool rehearses = std::getenv("LOWBIT_CUDA_REHEARSE") != nullptr;
+          boxes.rehearses = rehearses;
+          return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(boxes, config, options,
+                                                                          kTileM * 2 + kBoxFetchers, map);
         } else {
           return cudaErrorInvalidValue;
         }

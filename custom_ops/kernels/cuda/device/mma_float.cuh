@@ -23,6 +23,15 @@ __device__ __forceinline__ unsigned PackHalves(float low, float high) {
   return word;
 }
 
+// The same two as float32.
+__device__ __forceinline__ float2 UnpackHalves(unsigned word) {
+  float2 v;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(v.x), "=f"(v.y)
+      : "r"(word));
+  return v;
+}
+
 // Rounded to 11 bits, half away from zero.
 __device__ __forceinline__ unsigned ToTf32(float v) {
 #if __CUDA_ARCH__ >= 800

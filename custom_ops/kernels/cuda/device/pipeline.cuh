@@ -72,8 +72,8 @@ struct Operands {
 };
 
 // sums += a * b^T.
-template <typename Product, int kSums>
-__device__ __forceinline__ void MultiplyTile(const Operands& of, int (&sums)[kSums]) {
+template <typename Product, typename Sum, int kSums>
+__device__ __forceinline__ void MultiplyTile(const Operands& of, Sum (&sums)[kSums]) {
   Product::Multiply(sums, of.a, of.b);
   Product::Multiply(sums, of.a + 2, of.b + 2);
   if (of.is_whole) {
@@ -112,15 +112,18 @@ struct Ring {
   // The consumers' loop: adds the products of operands(i, stage) for i < count, of the stages in turn once
   // they are full. While they are under way those before are waited for, whose stage then release(i - 1,
   // stage) takes. Returns the last stage, whose products WgmmaWait<0> waits for. kStored: threads fill stages
-  // by themselves, through another proxy than that by which wgmma reads.
-  template <typename Product, bool kStored = false, int kSums, typename OperandsOf, typename Release>
-  __device__ __forceinline__ int Drain(RingPlace& place, int count, int (&sums)[kSums],
-                                       const OperandsOf& operands, const Release& release) const {
+  // by themselves, through another proxy than that by which wgmma reads. Not `waits`: products of whatever the stages
+  // hold.
+  template <typename Product, bool kStored = false, typename Sum, int kSums, typename OperandsOf,
+            typename Release>
+  __device__ __forceinline__ int Drain(RingPlace& place, int count, Sum (&sums)[kSums],
+                                       const OperandsOf& operands, const Release& release,
+                                       bool waits = true) const {
     int previous = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, place.Step(stages)) {
       const Operands of = operands(i, place.stage);
-      WaitBarrier(full(place.stage), place.parity);
+      if (waits) WaitBarrier(full(place.stage), place.parity);
       if constexpr (kStored) FenceAsyncProxy();
       HoldRegisters(sums);
       WgmmaFence();
@@ -173,6 +176,9 @@ __device__ __forceinline__ void MultiplyTiles(uint32_t a, uint32_t b, int k_tile
 template <typename Family>
 __device__ __forceinline__ void RunPipeline(Family family) {
   family.SetUp();
+  if constexpr (requires { family.p.epilogue; }) {
+    if (family.p.epilogue.touches) TouchParams(family.p);
+  }
   __syncthreads();
   if constexpr (requires { family.Load(); }) {
     if (family.Loads()) return family.Load();
@@ -187,7 +193,18 @@ __device__ __forceinline__ void RunPipeline(Family family) {
       family.Finish(sums);
     }
   };
-  if constexpr (requires { family.Step(); }) {
+  if constexpr (requires { family.Rehearses(); }) {
+    // Once on nothing: what a kernel runs through for the first time comes from far away, and comes while the kernels
+    // in front of it are not done.
+    family.is_live = family.Rehearses() ? 0 : 1;
+#pragma unroll 1
+    for (;;) {
+      KeepInRegister(family.is_live);  // so that both times run the same instructions
+      do_tile();
+      if (family.is_live != 0) break;
+      family.is_live = 1;
+    }
+  } else if constexpr (requires { family.Step(); }) {
 #pragma unroll 1
     for (; family.HasTile(); family.Step()) do_tile();
     family.End();

@@ -80,8 +80,12 @@ __device__ __forceinline__ void SyncThreads(int barrier, int threads) {
 // Keeps the compiler from computing the value again at every use.
 template <typename T>
 __device__ __forceinline__ void KeepInRegister(T& value) {
-  static_assert(sizeof(T) == 4);
-  asm volatile("" : "+r"(value));
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    static_assert(sizeof(T) == 4);
+    asm volatile("" : "+r"(value));
+  }
 }
 
 __device__ __forceinline__ void CommitCopies() {
@@ -196,6 +200,38 @@ __device__ __forceinline__ void StoreToCluster(uint32_t remote, const int4& v, u
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote_barrier)
       : "memory");
 #endif
+}
+
+// The word of global memory there, or another without looking.
+__device__ __forceinline__ unsigned LoadWordOr(const void* global, bool load, unsigned other) {
+  unsigned word;
+  asm volatile(
+      "{\n\t.reg .pred load;\n\t"
+      "setp.ne.b32 load, %2, 0;\n\t"
+      "mov.b32 %0, %3;\n\t"
+      "@load ld.global.b32 %0, [%1];\n\t}"
+      : "=&r"(word)
+      : "l"(global), "r"(static_cast<int>(load)), "r"(other));
+  return word;
+}
+
+// Brings the parameters of a kernel near, which lie far away until they are read first: every launch has its own.
+template <typename Params>
+__device__ __forceinline__ void TouchParams(const Params& params) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kLine = 64;
+  const auto* const words = reinterpret_cast<const unsigned*>(&params);
+  unsigned all = 0;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Params)) / 4; i += kLine / 4) all ^= words[i];
+  // Whatever this does, it does almost never: the loads are to be there.
+  if (all == 0x9E3779B9u) asm volatile("nanosleep.u32 0;");
+#endif
+}
+
+// Brings a line of 128 bytes of global memory near.
+__device__ __forceinline__ void PrefetchLine(const void* line) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
 }
 
 // Brings a map of the tensor memory accelerator (CUtensorMap), a parameter of the kernel, near before it is

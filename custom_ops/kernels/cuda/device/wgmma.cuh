@@ -97,6 +97,29 @@ __device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a
   }
 }
 
+// As Wgmma, of float16 numbers.
+template <int kN>
+struct WgmmaHalves {
+  static __device__ __forceinline__ void Multiply(float (&d)[kN / 2], uint64_t a, uint64_t b) {
+#define LOWBIT_WGMMA_HALVES(n, sums, operands, ...)                                                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " operands ", 1, 1, 1, 0, 0;" \
+               : __VA_ARGS__                                                                                      \
+               : "l"(a), "l"(b))
+    if constexpr (kN == 64) {
+      LOWBIT_WGMMA_HALVES(64, LOWBIT_OPERANDS_32, "%32, %33", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16));
+    } else if constexpr (kN == 128) {
+      LOWBIT_WGMMA_HALVES(128, LOWBIT_OPERANDS_64, "%64, %65", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16),
+                          LOWBIT_FLOATS_16(32), LOWBIT_FLOATS_16(48));
+    } else {
+      static_assert(kN == 256);
+      LOWBIT_WGMMA_HALVES(256, LOWBIT_OPERANDS_128, "%128, %129", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16),
+                          LOWBIT_FLOATS_16(32), LOWBIT_FLOATS_16(48), LOWBIT_FLOATS_16(64),
+                          LOWBIT_FLOATS_16(80), LOWBIT_FLOATS_16(96), LOWBIT_FLOATS_16(112));
+    }
+#undef LOWBIT_WGMMA_HALVES
+  }
+};
+
 // As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b.
 template <int kN>
 __device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b) {

@@ -68,8 +68,13 @@ ChainParams ParamsOf(const ConvChain& chain, const ChainConfig& config) {
   };
   if (has_integers(p.first) != has_integers(p.second)) set_products(false);
   p.makes_residuals = chain.residuals != nullptr;
-  if (p.makes_residuals)
-    p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks, false);
+  if (p.makes_residuals) {
+    const auto set_residuals = [&](bool may_be_floats) {
+      p.residuals = ProductOf(*chain.residuals, chain.residuals_shape, config.ranks, may_be_floats);
+    };
+    set_residuals(true);
+    if (!MakesFloats(FinishOf(p).first)) set_residuals(false);
+  }
   p.m = static_cast<int>(chain.shape.OutPixels());
   p.tiles = CeilDiv(p.m, kTilePixels);
   p.ranks = config.ranks;
@@ -89,14 +94,17 @@ bool Fits(const ChainParams& p, const Device& device) {
   // How many large clusters a GPU has room for at once depends on which of its parts are whole: they are for
   // few tiles, where blocks idle anyway.
   const bool has_room = p.ranks <= 2 || p.tiles * p.ranks <= device.multiprocessors / 2;
-  // Behind integers there is no tail here, but for residuals (which are always integers) of what finishes any
-  // floats.
+  // Behind integers there is neither a tail nor a table here, but for residuals of what finishes
+  // any floats.
   const auto fits = [](const ChainProduct& product) {
     const EpilogueParams& e = product.epilogue;
-    return (!e.on_lines && !e.in_tail) || e.sums != SumForm::kInteger;
+    return e.values == nullptr &&
+           (e.sums != SumForm::kInteger || (!e.on_lines && !e.in_tail && e.table == nullptr));
   };
-  const bool makes_fitting = !p.residuals.epilogue.in_tail &&
-                             (!p.residuals.epilogue.on_lines || MayMakeBehindTail(FinishOf(p).first));
+  const EpilogueParams& made = p.residuals.epilogue;
+  const bool makes_fitting =
+      !made.in_tail && made.values == nullptr &&
+      ((!made.on_lines && made.table == nullptr) || MayMakeBehindTail(FinishOf(p).first));
   return has_room && makes_fitting && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
          p.first.n_boxes <= kMaxChainBoxes && p.team_groups <= p.first.own_boxes &&
          p.teams * p.team_groups <= kMaxChainGroups && p.shared_bytes <= device.shared_bytes;

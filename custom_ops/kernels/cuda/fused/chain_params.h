@@ -42,6 +42,12 @@ struct ChainFinish {
   Finish first, second;
 };
 
+// Whether residuals that another product makes are floats that are multiplied alone, where the first one's sums are
+// finished so; else integers.
+constexpr bool MakesFloats(Finish first) {
+  return first == Finish::kFloatsOnLine || first == Finish::kFloatsInverse || first == Finish::kCappedOnLine;
+}
+
 // As each asks for, in the pairs that networks have; else as any floats.
 inline ChainFinish FinishOf(const ChainParams& p) {
   using enum Finish;
@@ -50,12 +56,13 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   const bool fits_bytes = second == kFloatsFromZero &&
                           (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
   const EpilogueParams& r = p.residuals.epilogue;
-  const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines;
+  const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines && r.table == nullptr;
   const bool fits_capped = first == kCappedTailOnLine || first == kCappedInTail
                                ? second == kCappedTail && (makes_capped || !p.makes_residuals)
-                               : first == kCappedOnLine && second == kCappedFromZero && !r.on_lines;
+                               : first == kCappedOnLine && second == kCappedFromZero;
   const bool fits_words = first == kWordsTailOnLine && second == kWordsTail && !r.on_lines;
-  if (fits_bytes || fits_capped || fits_words) return {first, second};
+  const bool makes_fitting = !p.makes_residuals || !MakesFloats(first) || AreWordsMultiplied(r);
+  if ((fits_bytes || fits_capped || fits_words) && makes_fitting) return {first, second};
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
 }
 

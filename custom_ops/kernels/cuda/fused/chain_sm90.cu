@@ -32,6 +32,10 @@ constexpr Finish SecondOf(Finish first) {
                                                                     : Finish::kFloatsFromZero;
 }
 
+// Functions of the host are no constants of device code's branches.
+template <Finish kFirst>
+constexpr bool kMakesFloats = MakesFloats(kFirst);
+
 struct ChainMaps {
   CUtensorMap x, residual, y, z;
 };
@@ -107,7 +111,7 @@ __device__ __forceinline__ void FinishBox(const EpilogueParams& e, const BlockSt
   });
 }
 
-// Rounds sums, integers, to residuals, which are added as kFinish has it.
+// Rounds sums to residuals, which are added as kFinish has it.
 template <Finish kFinish>
 __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const BlockState<kChainBox>& state,
                                                  const int (&sums)[kChainBox / 2], int column,
@@ -117,6 +121,8 @@ __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const 
     WithEpilogue<Finish::kCappedTail, false>(e, finish);
   } else if constexpr (kFinish == Finish::kFloatsAdding) {
     WithIntegers<false>(e, finish);
+  } else if constexpr (kMakesFloats<kFinish>) {
+    WithEpilogue<Finish::kWordsMultiplied, false>(e, finish);
   } else {
     WithEpilogue<Finish::kIntegers, false>(e, finish);
   }
@@ -136,7 +142,7 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
 
 // kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
 // reads. kFinish: of the first, kSecond: of the second, whose sums are floats where the first's are; those of
-// residuals never.
+// residuals as MakesFloats says.
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
 struct Chain {
   using State = BlockState<kChainBox>;

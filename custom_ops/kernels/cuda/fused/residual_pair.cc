@@ -20,12 +20,25 @@ ResidualPairProblem ProblemOf(const ResidualPair& pair, const ResidualPairShapes
   return {pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
 }
 
-// Those of a kernel of the same tiles, whose sums are integers, but where the tail adds residuals.
-BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config) {
-  const ConvProblem problem = conv.Problem(shape);
-  BoxParams p = BoxesOf(problem, config);
+// Those of a kernel of the same tiles.
+BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config,
+                   bool may_be_floats) {
+  BoxParams p = BoxesOf(conv.Problem(shape), config);
   static_cast<ConvParams&>(p) =
-      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, problem.in_tail);
+      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, may_be_floats);
+  return p;
+}
+
+// The sums of both are floats where the kernel has an instance for them, else integers, but where the tail adds
+// residuals.
+ResidualPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shapes,
+                            const ConvConfig& config) {
+  ResidualPairParams p = {ParamsOf(*pair.first, shapes.first, config, true),
+                          ParamsOf(*pair.second, shapes.second, config, true), config.keeps_weights};
+  if (FinishOf(p) == Finish::kIntegers) {
+    p.first = ParamsOf(*pair.first, shapes.first, config, false);
+    p.second = ParamsOf(*pair.second, shapes.second, config, pair.second->Problem(shapes.second).in_tail);
+  }
   return p;
 }
 
@@ -48,6 +61,7 @@ std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))
     return "pixels that are no boxes, or codes that are not rounded in registers";
   if (!problem.second.residual || problem.first.residual) return "residuals of another than the second alone";
+  if (problem.first.is_mapped || problem.second.is_mapped) return "a table behind one of the two";
   if (problem.first.in_tail) return "a function behind the first";
   if (problem.first.is_tail != problem.second.is_tail) return "a tail behind one of the two alone";
   if (problem.first.is_tail && !(problem.first.is_capped && problem.second.is_capped))
@@ -156,8 +170,7 @@ class ResidualPairPlan {
   ResidualPairPlan(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config)
       : pair_(pair),
         config_(config),
-        params_{ParamsOf(*pair.first, shapes.first, config), ParamsOf(*pair.second, shapes.second, config),
-                config.keeps_weights},
+        params_(ParamsOf(pair, shapes, config)),
         shared_bytes_(SharedBytes(ProblemOf(pair, shapes), config)) {
     params_.blocks = PersistentBlocks(ProblemOf(pair, shapes), config, pair.second->On());
     params_.staging_offset = shared_bytes_ - 1024 - config.tile_m * config.tile_n;

@@ -52,6 +52,15 @@ struct ResidualPairParams {
   int blocks = 1;          // along m
   int staging_offset = 0;  // where finished codes wait in dynamic shared memory
 };
+
+// How the sums of both are finished, which are floats of both: as the second asks for where they are multiplied
+// alone; kIntegers: no float form fits, tails (EpilogueParams::on_lines, in_tail) are told by their own fields.
+inline Finish FinishOf(const ResidualPairParams& p) {
+  const Finish second = FinishOf(p.second.epilogue);
+  const bool is_multiplied = second == Finish::kFloatsOnLine || second == Finish::kCappedOnLine;
+  return is_multiplied && AreWordsMultiplied(p.first.epilogue) ? second : Finish::kIntegers;
+}
+
 // `x_signed` of the options is that of the second.
 cudaError_t LaunchResidualPair(const ResidualPairParams& params, bool first_signed, const ConvConfig& config,
                                const LaunchOptions& options);

@@ -16,6 +16,13 @@
 namespace lowbit::cuda {
 namespace {
 
+// How the first's sums are finished where the second's are so.
+constexpr Finish FirstOf(Finish second) {
+  if (second == Finish::kCappedTailOnLine || second == Finish::kCappedInTail) return Finish::kCappedTail;
+  if (second == Finish::kFloatsOnLine || second == Finish::kCappedOnLine) return Finish::kWordsMultiplied;
+  return second;
+}
+
 struct PairMaps {
   CUtensorMap first, second, y;
 };
@@ -37,12 +44,13 @@ struct ProductWalk {
 };
 
 // Consumers first, a warpgroup for every 64 rows; then a warp whose first thread fetches. `keeps`: a block
-// keeps its weights for all of its tiles, else they come with every tile. kFinish: of both products; of
-// kCappedTailOnLine the second has it, the first kCappedTail.
+// keeps its weights for all of its tiles, else they come with every tile. kFinish: of the second product
+// (FirstOf).
 template <int kTileM, int kTileN, bool kFirstSigned, bool kSecondSigned, Finish kFinish>
 struct Pair {
   static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes,
                        kBytesB = kTileN * kRowBytes;
+  static constexpr auto kFirst = FirstOf(kFinish);
   using StageRing = Ring<kMaxResidualPairStages>;
   struct Static {
     BlockState<kTileN> states[2];
@@ -164,9 +172,7 @@ struct Pair {
   __device__ __forceinline__ void Round(const EpilogueParams& e, const BlockState<kTileN>& state,
                                         const int (&sums)[kSums]) const {
     __builtin_assume(e.has_residual == kAdds);
-    constexpr bool kMakes =
-        !kAdds && (kFinish == Finish::kCappedTailOnLine || kFinish == Finish::kCappedInTail);
-    mine.template Round<kMakes ? Finish::kCappedTail : kFinish>(e, state, sums, weights.data + codes_at);
+    mine.template Round<kAdds ? kFinish : kFirst>(e, state, sums, weights.data + codes_at);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) {
@@ -211,6 +217,11 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
     return LaunchKernel<ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>>(
         options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
   };
+  const Finish finish = FinishOf(p);
+  if (finish == Finish::kFloatsOnLine)
+    return launch.template operator()<false, false, Finish::kFloatsOnLine>();
+  if (finish == Finish::kCappedOnLine)
+    return launch.template operator()<false, false, Finish::kCappedOnLine>();
   if (second.epilogue.on_lines || second.epilogue.in_tail) {
     const bool lacks_lines = p.first.epilogue.lacks_lines || second.epilogue.lacks_lines;
     if (!lacks_lines && !options.x_signed) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/float_precision.h"
+#include "core/channels_last.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -78,6 +79,20 @@ class PackedNode {
   // The node that does, where there is an estimate.
   virtual std::unique_ptr<PackedNode> InPlanes(const TensorPlanes& planes) const {
     static_cast<void>(planes);
+    return nullptr;
+  }
+  // Whether a tensor that the node is fed, and what it makes, may lie with the channels last (core/channels_last.h).
+  virtual bool MayReadChannelsLast(std::span<const TensorShape> fed, size_t i) const {
+    static_cast<void>(fed), static_cast<void>(i);
+    return false;
+  }
+  virtual bool MayMakeChannelsLast(std::span<const TensorShape> fed) const {
+    static_cast<void>(fed);
+    return false;
+  }
+  // The node whose tensors do.
+  virtual std::unique_ptr<PackedNode> InChannelsLast(const ChannelsLast& last) const {
+    static_cast<void>(last);
     return nullptr;
   }
   // The packed constants as bytes, from which the node can be made again without its weights; empty: it packs

@@ -28,36 +28,37 @@ inline constexpr int kSpan = (3 * kStride + kWidth + 3) / 4 * 4;
 
 using BandSums = float[kBandOutputs][4];
 
-// From channel `row` of the first pixel on, whose place in y is `at` there, with so many pixels left in the line.
-__device__ __forceinline__ void StoreBandFloats(const BandParams& p, const BandSums& sums, int row,
-                                                int64_t at, int64_t plane, int left) {
+// From channel `row` of the first pixel on, whose bias is the first of `bias` and whose place in y is `at`, with so many
+// pixels left in the line.
+__device__ __forceinline__ void StoreBandFloats(const BandParams& p, const BandSums& sums, const float* bias,
+                                                int row, int64_t at, int64_t plane, int left) {
 #pragma unroll
   for (int i = 0; i < kBandOutputs; ++i, ++row, at += plane) {
     if (row >= p.rows) return;
+    const auto finish = [&](int j, float added) { return FinishSum(p, bias + i, sums[i][j], added); };
     if (p.stores_fours) {
       float added[4] = {};
       if (p.limits.adds) LoadFloats(p.residual + at, added);
       *reinterpret_cast<float4*>(p.y + at) =
-          make_float4(FinishSum(p, row, sums[i][0], added[0]), FinishSum(p, row, sums[i][1], added[1]),
-                      FinishSum(p, row, sums[i][2], added[2]), FinishSum(p, row, sums[i][3], added[3]));
+          make_float4(finish(0, added[0]), finish(1, added[1]), finish(2, added[2]), finish(3, added[3]));
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (j < left) p.y[at + j] = FinishSum(p, row, sums[i][j], ResidualAt(p, at + j));
+        if (j < left) p.y[at + j] = finish(j, ResidualAt(p, at + j));
       }
     }
   }
 }
 
 // The same as codes with the channels last, from the pixel number `at` on.
-__device__ __forceinline__ void StoreBandCodes(const BandParams& p, const BandSums& sums, int row, int64_t at,
-                                               int left) {
+__device__ __forceinline__ void StoreBandCodes(const BandParams& p, const BandSums& sums, const float* bias,
+                                               int row, int64_t at, int left) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (j >= left) return;
     uint8_t* const to = reinterpret_cast<uint8_t*>(p.y) + (at + j) * p.rows + row;
     const auto code = [&](int i) {
-      return QuantizedCode<true>(FinishSum(p, min(row + i, p.rows - 1), sums[i][j], 0), p.grid);
+      return QuantizedCode<true>(FinishSum(p, bias + i, sums[i][j], 0), p.grid);
     };
     const Codes<kBandOutputs> codes = MakeCodes<kBandOutputs>(code);
 #pragma unroll
@@ -78,7 +79,8 @@ template <int kWidth, int kStride, bool kToCodes>
 __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ BandParams p) {
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   float* const weights = reinterpret_cast<float*>(shared);  // [k][outputs]
-  float* const band = weights + p.k * p.outputs;            // [channels][pixel_lines][pixels]
+  float* const bias = weights + p.k * p.outputs;            // [outputs]
+  float* const band = bias + p.outputs;                     // [channels][pixel_lines][pixels]
   const int tid = static_cast<int>(threadIdx.x);
   const int output0 = static_cast<int>(blockIdx.y) * p.outputs;
   // The weights are the kernel's own: they may be fetched before the predecessor is done.
@@ -88,23 +90,26 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
     CopyAsyncOrZero<16>(SharedAddress(weights + k * p.outputs + four),
                         p.weights + int64_t{k} * p.pitch + output0 + four, output0 + four < p.pitch);
   }
-  WaitForPredecessors();
-
+  if (p.bias != nullptr && tid < p.outputs) {
+    CopyAsyncOrZero<4>(SharedAddress(bias + tid), p.bias + output0 + tid, output0 + tid < p.rows);
+  }
   const auto [strip, across] = Divided(blockIdx.x, p.by_across);
   const auto [image, down] = Divided(strip, p.by_down);
   const int line0 = static_cast<int>(down) * p.lines, column0 = static_cast<int>(across) * p.fours * 4;
-  {
-    const int in_h = static_cast<int>(p.windows.h.in), in_w = static_cast<int>(p.windows.w.in);
-    const int top = line0 * static_cast<int>(p.windows.h.stride) - static_cast<int>(p.windows.h.pad_begin);
-    const int left = column0 * kStride - static_cast<int>(p.windows.w.pad_begin);
-    const float* const planes = p.x + int64_t{image} * p.channels * in_h * in_w;
-    for (int line = tid / kWarp; line < p.channels * p.pixel_lines; line += kBandBlock / kWarp) {
-      const int channel = line / p.pixel_lines, y = top + line - channel * p.pixel_lines;
-      const float* const from = planes + (int64_t{channel} * in_h + y) * in_w + left;
-      for (int i = tid % kWarp; i < p.pixels; i += kWarp) {
-        CopyAsyncOrZero<4>(SharedAddress(band + line * p.pixels + i), from + i,
-                           y >= 0 && y < in_h && left + i >= 0 && left + i < in_w);
-      }
+  const int in_h = static_cast<int>(p.windows.h.in), in_w = static_cast<int>(p.windows.w.in);
+  const int top = line0 * static_cast<int>(p.windows.h.stride) - static_cast<int>(p.windows.h.pad_begin);
+  const int left = column0 * kStride - static_cast<int>(p.windows.w.pad_begin);
+  const float* plane_of = p.x + int64_t{image} * p.channels * in_h * in_w + left;
+  const int lines = p.channels * p.pixel_lines;
+  int in_plane = tid / kWarp;
+  WaitForPredecessors();
+  for (int line = in_plane; line < lines; line += kBandBlock / kWarp, in_plane += kBandBlock / kWarp) {
+    for (; in_plane >= p.pixel_lines; in_plane -= p.pixel_lines) plane_of += int64_t{in_h} * in_w;
+    const int y = top + in_plane;
+    const float* const from = plane_of + int64_t{y} * in_w;
+    for (int i = tid % kWarp; i < p.pixels; i += kWarp) {
+      CopyAsyncOrZero<4>(SharedAddress(band + line * p.pixels + i), from + i,
+                         y >= 0 && y < in_h && left + i >= 0 && left + i < in_w);
     }
   }
   CommitCopies();
@@ -151,10 +156,11 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
       }
     }
     if constexpr (kToCodes) {
-      StoreBandCodes(p, sums, output0 + output, (int64_t{image} * out_h + y) * out_w + x, out_w - x);
+      StoreBandCodes(p, sums, bias + output, output0 + output, (int64_t{image} * out_h + y) * out_w + x,
+                     out_w - x);
     } else {
       const int64_t plane = int64_t{out_h} * out_w;
-      StoreBandFloats(p, sums, output0 + output,
+      StoreBandFloats(p, sums, bias + output, output0 + output,
                       (int64_t{image} * p.rows + output0 + output) * plane + int64_t{y} * out_w + x, plane,
                       out_w - x);
     }
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
 }
 
 inline size_t BandBytes(const BandParams& p) {
-  return (size_t{static_cast<unsigned>(p.k)} * p.outputs +
+  return ((size_t{static_cast<unsigned>(p.k)} + 1) * p.outputs +
           size_t{static_cast<unsigned>(p.channels)} * p.pixel_lines * p.pixels) *
          sizeof(float);
 }

@@ -12,24 +12,27 @@ namespace {
 struct FloatParams : SplitParams {
   const float* weights = nullptr;  // [groups][depth][pitch], with zeros behind the elements of k and the rows
   int pitch = 0;
+  int chunk = 1;  // channels side by side along k: those of a stage where p.taps_first
 };
 
 // kProductsOfClock: as ProductRates, of this tile.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
-          int kProductsOfClock>
+          int kProductsOfClock, int kUnrolled = 16, int kTeamCount = 1>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock,
-                       kRegisters = 128;
-  static constexpr int kDepth = 16;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns),
+                       kBlocks = 512 / (kBlock * kTeamCount), kRegisters = 128;
+  static constexpr int kDepth = 16, kTeams = kTeamCount;
+  using TapSource = ChannelsSource<Tile>;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
   // Elements of a column are copied side by side along k, too, which then lie in other banks.
   static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
   static constexpr double kProducts = kProductsOfClock, kWeightBytes = 4;
-  // The threads of a warp: few addresses of either operand, and those next to each other.
+  // The threads of a warp: few addresses of either operand, and those next to each other. Shared memory serves half a warp
+  // at a time where neighbours, or every other two, read the same 16 bytes, and a quarter where they do not.
   static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
   static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;
   static constexpr int kWarpsAcross = kAcross / kLanesAcross;
@@ -65,11 +68,12 @@ struct Tile {
 
     __device__ __forceinline__ Sums() {
       const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-      row = 4 * (warp / kWarpsAcross * kLanesDown + lane / kLanesAcross);
-      column = 4 * (warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross);
+      const int down = lane / (2 * kLanesAcross) * 2 + lane % 2, across = lane / 2 % kLanesAcross;
+      row = 4 * (warp / kWarpsAcross * kLanesDown + down);
+      column = 4 * (warp % kWarpsAcross * kLanesAcross + across);
     }
     __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
-#pragma unroll
+#pragma unroll kUnrolled
       for (int k = 0; k < kDepth; ++k) {
         float4 w[kFoursDown], x[kFoursAcross];
 #pragma unroll
@@ -90,10 +94,14 @@ struct Tile {
       }
     }
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
+    __device__ __forceinline__ void Set(int i, int j, float sum) { sums[i][j] = sum; }
   };
 };
-using Tiles = std::tuple<Tile<128, 128, 8, 8, 3, 135>, Tile<64, 128, 8, 8, 4, 103>,
-                         Tile<64, 64, 8, 4, 4, 103>, Tile<64, 32, 8, 4, 4, 115>, Tile<128, 8, 4, 4, 6, 103>>;
+using Tiles =
+    std::tuple<Tile<128, 128, 8, 8, 3, 135>, Tile<64, 128, 8, 8, 4, 103>, Tile<64, 64, 8, 4, 4, 103>,
+               Tile<64, 32, 8, 4, 4, 115>, Tile<128, 128, 8, 8, 3, 135, 8>, Tile<128, 64, 8, 8, 4, 103, 8>,
+               Tile<64, 64, 8, 8, 4, 103, 8>, Tile<64, 64, 8, 4, 4, 103, 16, 2>,
+               Tile<64, 32, 8, 4, 4, 115, 16, 2>, Tile<64, 32, 4, 4, 4, 80>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 
@@ -106,11 +114,13 @@ __global__ void __launch_bounds__(kThreads) ConvNarrow(const __grid_constant__ F
   const float* weight = p.weights + static_cast<int64_t>(group) * p.depth * p.pitch + row;
   const int64_t plane = ConvColumn::ChannelStep(p);
   float sum = 0;
-  for (int c = 0; c < p.channels; ++c) {
+  for (int chunk = 0; chunk < p.channels; chunk += p.chunk) {
     for (unsigned ty = 0; ty < p.windows.h.kernel; ++ty) {
-      for (unsigned tx = 0; tx < p.windows.w.kernel; ++tx, weight += p.pitch) {
+      for (unsigned tx = 0; tx < p.windows.w.kernel; ++tx) {
         const float* const x = column.At(p, ty, tx);
-        sum = __fmaf_rn(*weight, x == nullptr ? 0.0f : x[c * plane], sum);
+        for (int c = chunk; c < chunk + p.chunk; ++c, weight += p.pitch) {
+          sum = __fmaf_rn(*weight, x == nullptr ? 0.0f : x[c * plane], sum);
+        }
       }
     }
   }
@@ -137,21 +147,35 @@ FloatParams Described(const Op& op, const Limits& limits) {
   FloatParams p;
   DescribeTiles(op, limits, kDepth, p);
   p.pitch = static_cast<int>(BlocksFor(p.rows, 4)) * 4;
+  p.any_slices = true;
+  p.taps_first = std::is_same_v<Op, FloatConvOp> && p.channels > 0 && p.channels % kDepth == 0;
+  p.chunk = p.taps_first ? kDepth : 1;
   return p;
+}
+
+SumSlices OrderOf(const FloatParams& p, int slices) {
+  return {slices, p.depth / kDepth, kDepth, p.chunk, static_cast<int>(p.by_taps.divisor)};
 }
 
 // Weights [groups][rows][k] as the blocks copy them.
 std::vector<float> PackWeights(const FloatParams& p, const std::vector<float>& weights) {
   std::vector<float> out(static_cast<size_t>(int64_t{p.groups} * p.depth * p.pitch));
+  const SumSlices order = OrderOf(p, 1);
+  std::vector<int64_t> element_at;
+  for (int64_t k = 0; k < p.k; ++k) element_at.push_back(order.ElementAt(k));
   const float* w = weights.data();
   for (int64_t group = 0; group < p.groups; ++group) {
     float* const of_group = out.data() + group * p.depth * p.pitch;
-    for (int64_t row = 0; row < p.rows; ++row) {
-      for (int64_t k = 0; k < p.k; ++k) of_group[k * p.pitch + row] = *w++;
+    for (int64_t row = 0; row < p.rows; ++row, w += p.k) {
+      for (int64_t k = 0; k < p.k; ++k) of_group[k * p.pitch + row] = w[element_at[static_cast<size_t>(k)]];
     }
   }
   return out;
 }
+
+// Of sums that stay floats; longer ones take less time in tiles (a 7x7 window of three channels, 16 images of 224x224, H100:
+// 141 us in bands, 128 in tiles).
+constexpr int kMostBandProducts = 128;
 
 // How a convolution is cut into bands, if it is.
 std::optional<BandParams> BandsOf(const FloatParams& p, const Device& device,
@@ -173,7 +197,7 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
     }
     if constexpr (!kStoresColumns<Column>) {
       auto bands = BandsOf(geometry, device, tiling);
-      if (bands) {
+      if (bands && (to_codes || geometry.k <= kMostBandProducts)) {
         bands->grid = grid;
         return PlanBands(name, *bands, device, to_codes);
       }
@@ -189,7 +213,7 @@ SumSlices SlicesOfShapes(const Op& op, const TensorShape& x, const TensorShape& 
   FloatParams p = Described(op, {});
   SetShapes(op, x, y, p);
   const int slices = IsNarrow<Column>(p) ? 1 : CheapestSlices<Tiles, Column>(p, tiling.slices);
-  return {slices, p.depth / kDepth, kDepth};
+  return OrderOf(p, slices);
 }
 
 }  // namespace

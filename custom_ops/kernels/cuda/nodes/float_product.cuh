@@ -27,6 +27,10 @@ struct ProductRates {
   static constexpr double kHiding = 3800;  // outputs under way that are half as fast
   // Clocks of the first block, of its cluster, of each block of that.
   static constexpr double kStart = 1500, kJoin = 430, kJoinOfSlice = 86;
+  // Of convolutions with the channels last: in a clock products and bytes of boxes; clocks of a block, of each of its steps
+  // besides, of a copy that is waited for, of an output that is stored or sent, of a cluster, of each block of that.
+  static constexpr double kBoxedHalves = 1700, kBoxedTf32 = 850, kBoxed3xTf32 = 260, kBoxBytes = 36, kBoxStart = 900, kBoxStep = 60, kBoxLatency = 700,
+                          kBoxStored = 0.12, kBoxSent = 0.25, kBoxJoin = 500, kBoxJoinOfSlice = 86;
   static constexpr double JoinOf(int slices) { return slices > 1 ? kJoin + kJoinOfSlice * slices : 0; }
 };
 
@@ -54,11 +58,15 @@ __device__ __forceinline__ float ResidualAt(const ProductParams& p, int64_t at) 
   return p.limits.adds ? p.residual[at] : 0.0f;
 }
 
-// What is stored of a sum.
-__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
-  if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[output]);
+// What is stored of a sum, to which *bias is added where there are biases.
+__device__ __forceinline__ float FinishSum(const ProductParams& p, const float* bias, float sum,
+                                           float residual) {
+  if (p.bias != nullptr) sum = __fadd_rn(sum, *bias);
   if (p.limits.adds) sum = __fadd_rn(sum, residual);
   return Limited(p.limits, sum);
+}
+__device__ __forceinline__ float FinishSum(const ProductParams& p, int output, float sum, float residual) {
+  return FinishSum(p, p.bias == nullptr ? nullptr : p.bias + output, sum, residual);
 }
 
 // Where the outputs of a Gemm lie, those of a column side by side.
@@ -66,6 +74,8 @@ struct GemmColumn {
   __device__ static __forceinline__ int64_t Target(const ProductParams& p, int, int i, int j) {
     return static_cast<int64_t>(j) * p.rows + i;
   }
+  // From a line of outputs side by side to the next one: of a column.
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.rows; }
 };
 
 // A pixel of a convolution and the channels of its group.
@@ -96,7 +106,7 @@ struct ConvColumn {
     return ((static_cast<int64_t>(n) * p.groups + group) * p.rows + i) * p.by_pixels.divisor + pixel;
   }
   // From a row's output to the next one's.
-  __device__ static __forceinline__ int64_t RowStep(const ProductParams& p) { return p.by_pixels.divisor; }
+  __device__ static __forceinline__ int64_t LineStep(const ProductParams& p) { return p.by_pixels.divisor; }
 };
 
 // ---- what either kind packs and plans

@@ -3,10 +3,10 @@
 //
 // How a sum is made depends on the node and its shapes alone (SumSlices), whatever tiles a GPU is given: k, which runs
 // over the channels and inside one over its taps, is cut into slices, each is summed front to back, and the slices'
-// sums are added by a binary tree. A block makes one slice of a tile of outputs:
+// sums are added by a binary tree. A block makes one slice of a tile of outputs, or two by two teams of threads:
 //
 //   copies of kStages - 1 stages, kDepth elements of k each, are under way while one is multiplied;
-//   the blocks of a tile's slices are a cluster: each gets a part of the tile from all of them, adds and finishes it.
+//   the blocks of a tile are a cluster: each gets a part of the tile from all of them, adds and finishes it.
 //   On GPUs without clusters they write their sums to the workspace, which a second kernel adds.
 //
 // A tile is a type with
@@ -21,10 +21,11 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
+//   kTeams                      if it has them, two, and Sums::Set(row, column, sum);
+//   TapSource                   if it has one, of columns where p.taps_first.
 // Where products are made while the threads do something else, it also has
 //   Weights::Wait               until those of a stage are there;
-//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones;
-//   TapSource                   of columns where p.taps_first.
+//   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones.
 #pragma once
 
 #include <cmath>
@@ -43,11 +44,14 @@ inline constexpr int kMostSlices = 16;
 
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
-  int slices = 1;             // of k, a power of two; slice s begins behind s / slices of the stages
-  bool in_cluster = false;    // the blocks of a tile's slices are a cluster
-  int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
+  int slices = 1;             // of k; slice s begins behind s / slices of the stages
+  bool any_slices = false;    // there may be any number of them, not a power of two alone
+  int blocks = 1;             // that make them
+  bool in_cluster = false;    // the blocks of a tile are a cluster
+  FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
+  int64_t block_stride = 0;   // where they are not: from a block's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
-  bool taps_first = false;    // k runs over 32 channels at each tap, then over the next ones
+  bool taps_first = false;    // k runs over the channels of a stage at each tap, then over the next ones
   FastDivisor by_taps;
 };
 
@@ -57,7 +61,28 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 // Whether products are made while the threads do something else. Such tiles are large: what the blocks of a cluster send
 // each other takes the place of the stages.
 template <typename T>
-inline constexpr bool kIsAsync = requires { typename T::TapSource; };
+inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { weights.Wait(0, 0u); };
+
+// Teams of kBlock threads of a block, one or two, of which each makes a slice.
+template <typename T>
+inline constexpr int kTeamsOf = 1;
+template <typename T>
+  requires requires { T::kTeams; }
+inline constexpr int kTeamsOf<T> = T::kTeams;
+template <typename T>
+inline constexpr int kThreadsOf = T::kBlock * kTeamsOf<T>;
+template <typename T>
+__device__ __forceinline__ int Team() {
+  return kTeamsOf<T> == 1 ? 0 : static_cast<int>(threadIdx.y);
+}
+template <typename T>
+__device__ __forceinline__ void SyncTeam() {
+  if constexpr (kTeamsOf<T> == 1) {
+    __syncthreads();
+  } else {
+    SyncThreads<T::kBlock>(1 + Team<T>());
+  }
+}
 
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
@@ -139,8 +164,8 @@ struct WindowSource {
   uint32_t to;
 
   __device__ __forceinline__ static Step* Table(int stage) {
-    __shared__ Step steps[T::kStages][T::kDepth];
-    return steps[stage];
+    __shared__ Step steps[kTeamsOf<T>][T::kStages][T::kDepth];
+    return steps[Team<T>()][stage];
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x) {
@@ -176,6 +201,44 @@ struct WindowSource {
       const bool inside =
           static_cast<unsigned>(top + step.dy) < in_h && static_cast<unsigned>(left + step.dx) < in_w;
       CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, first + step.offset, inside);
+    }
+  }
+};
+
+// Any columns whose elements of k in a stage are channels at one tap (p.taps_first), an element at a time.
+template <typename T>
+struct ChannelsSource {
+  static constexpr int kSteps = T::kBlock / T::kColumns;
+  static_assert(T::kBlock % T::kColumns == 0);
+  const SplitParams& p;
+  const float* first;
+  int64_t plane;
+  int top = kOutside, left = 0;
+  uint32_t to;
+
+  __device__ __forceinline__ ChannelsSource(const SplitParams& params, int group, int j0, uint32_t pixels)
+      : p(params), first(params.x), plane(ConvColumn::ChannelStep(params)) {
+    const int column = static_cast<int>(threadIdx.x) % T::kColumns;
+    const int own = static_cast<int>(threadIdx.x) / T::kColumns;  // along k
+    const ConvColumn of(p, group, j0 + column);
+    if (of.image != nullptr) {
+      top = static_cast<int>(of.top), left = static_cast<int>(of.left);
+      first = of.image + (own * plane + of.top * p.windows.w.in + of.left);
+    }
+    to = pixels + (own * T::kPitch + column) * 4;
+  }
+  __device__ __forceinline__ void Prepare(int, int) const {}
+  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+    const auto [chunk, tap] = Divided(static_cast<unsigned>(k0) / T::kDepth, p.by_taps);
+    const auto [ty, tx] = Divided(tap, p.by_kernel_w);
+    const int dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
+    const int dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
+    const bool inside = static_cast<unsigned>(top + dy) < static_cast<unsigned>(p.windows.h.in) &&
+                        static_cast<unsigned>(left + dx) < static_cast<unsigned>(p.windows.w.in);
+    const float* x = first + (chunk * T::kDepth * plane + dy * static_cast<int>(p.windows.w.in) + dx);
+#pragma unroll
+    for (int k = 0; k < T::kDepth; k += kSteps, x += kSteps * plane) {
+      CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, x, inside);
     }
   }
 };
@@ -237,17 +300,27 @@ __device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, 
   return out;
 }
 
+// Their biases, those of kRows rows from i on: the first one's is that of the others, too, where they are of one row.
+template <int kRows>
+__device__ __forceinline__ Fours LoadBiases(const SplitParams& p, int group, int i) {
+  Fours out = {};
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) {
+    if (p.bias != nullptr && i + e < p.rows) out.v[e] = p.bias[group * p.rows + i + e];
+  }
+#pragma unroll
+  for (int e = kRows; e < 4; ++e) out.v[e] = out.v[0];
+  return out;
+}
+
 // Stores them.
 template <typename Column, bool kFours>
 __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int group, const FourPlace& place,
-                                           Fours sums, const Fours& residuals) {
+                                           Fours sums, const Fours& biases, const Fours& residuals) {
   if (place.i >= p.rows || place.j >= p.columns) return;
-  const int output = group * p.rows + place.i;
   if constexpr (kFours) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      sums.v[e] = FinishSum(p, output + (kStoresColumns<Column> ? e : 0), sums.v[e], residuals.v[e]);
-    }
+    for (int e = 0; e < 4; ++e) sums.v[e] = FinishSum(p, &biases.v[e], sums.v[e], residuals.v[e]);
     *reinterpret_cast<float4*>(y + place.at) = make_float4(sums.v[0], sums.v[1], sums.v[2], sums.v[3]);
     return;
   }
@@ -256,7 +329,95 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
     const int of_i = kStoresColumns<Column> ? e : 0, of_j = e - of_i;
     if (place.i + of_i >= p.rows || place.j + of_j >= p.columns) return;
     y[Column::Target(p, group, place.i + of_i, place.j + of_j)] =
-        FinishSum(p, output + of_i, sums.v[e], residuals.v[e]);
+        FinishSum(p, &biases.v[e], sums.v[e], residuals.v[e]);
+  }
+}
+
+// Whether a thread finishes a square of its sums. Of two teams, which have sums of the same outputs, each finishes half.
+template <typename T>
+__device__ __forceinline__ bool KeepsSquare(int square) {
+  constexpr int kSquares = T::kThreadRows * T::kThreadColumns / 16;
+  return kTeamsOf<T> == 1 || square / (kSquares / kTeamsOf<T>) == Team<T>();
+}
+
+// Adds the sums of two teams, those of each square in the team that keeps it. `adds`: the second one has a slice.
+template <typename T>
+__device__ __forceinline__ void AddTeams(typename T::Sums& sums, bool adds, float* stages) {
+  constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kSquares = kDown * kAcross;
+  static_assert(kTeamsOf<T> == 2 && kSquares % 2 == 0 && T::kOutputs <= 2 * T::kStages * kStageFloats<T>);
+  float4* const passed = reinterpret_cast<float4*>(stages) + threadIdx.x;  // [squares][lines][threads]
+  __syncthreads();
+#pragma unroll
+  for (int square = 0; square < kSquares; ++square) {
+    if (KeepsSquare<T>(square)) continue;
+    const int i = square / kAcross * 4, j = square % kAcross * 4;
+#pragma unroll
+    for (int line = 0; line < 4; ++line) {
+      passed[(square * 4 + line) * T::kBlock] = make_float4(
+          sums.At(i + line, j), sums.At(i + line, j + 1), sums.At(i + line, j + 2), sums.At(i + line, j + 3));
+    }
+  }
+  __syncthreads();
+  if (!adds && Team<T>() == 0) return;
+#pragma unroll
+  for (int square = 0; square < kSquares; ++square) {
+    if (!KeepsSquare<T>(square)) continue;
+    const int i = square / kAcross * 4, j = square % kAcross * 4;
+#pragma unroll
+    for (int line = 0; line < 4; ++line) {
+      const float4 other = passed[(square * 4 + line) * T::kBlock];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float v = ElementOf(other, e);
+        sums.Set(i + line, j + e, adds ? __fadd_rn(sums.At(i + line, j + e), v) : v);
+      }
+    }
+  }
+}
+
+// Stores a tile's outputs one by one, where fours of them do not lie side by side: by way of the stages' shared memory, so
+// that threads side by side store outputs side by side. The first squares of the threads cover whole rows, as do the next.
+template <typename Column, typename T>
+__device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float* y, int group, int i0,
+                                              int j0, const typename T::Sums& sums, float* stages) {
+  constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kPassRows = T::kRowStep;
+  constexpr int kLine = kStoresColumns<Column> ? kPassRows : T::kColumns;  // outputs side by side
+  constexpr int kThreads = kThreadsOf<T>, kThreadsAlong = kLine < kThreads ? kLine : kThreads;
+  constexpr int kLines = kPassRows * T::kColumns / kLine;
+  static_assert(kLine * kLines <= T::kStages * kStageFloats<T>);
+  const int thread = Team<T>() * T::kBlock + static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int down = 0; down < kDown; ++down) {
+    __syncthreads();
+#pragma unroll
+    for (int across = 0; across < kAcross; ++across) {
+      if (!KeepsSquare<T>(down * kAcross + across)) continue;
+      const int column = sums.column + across * T::kColumnStep;
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        float* const to = stages + (kStoresColumns<Column> ? (column + line) * kLine + sums.row
+                                                           : (sums.row + line) * kLine + column);
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          v[e] = kStoresColumns<Column> ? sums.At(4 * down + e, 4 * across + line)
+                                        : sums.At(4 * down + line, 4 * across + e);
+        }
+        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    }
+    __syncthreads();
+    for (int along = thread % kThreadsAlong; along < kLine; along += kThreadsAlong) {
+      const int first_row = i0 + down * kPassRows + (kStoresColumns<Column> ? along : 0);
+      const int first_column = j0 + (kStoresColumns<Column> ? 0 : along);
+      const int64_t first = Column::Target(p, group, first_row, first_column);
+      for (int line = thread / kThreadsAlong; line < kLines; line += kThreads / kThreadsAlong) {
+        const int row = first_row + (kStoresColumns<Column> ? 0 : line);
+        if (row >= p.rows || first_column + (kStoresColumns<Column> ? line : 0) >= p.columns) break;
+        const int64_t at = first + line * Column::LineStep(p);
+        y[at] = FinishSum(p, group * p.rows + row, stages[line * kLine + along], ResidualAt(p, at));
+      }
+    }
   }
 }
 
@@ -265,20 +426,25 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
-  float* const stages = reinterpret_cast<float*>(shared);
-  // [slices][a part of the tile]
-  float* const received = kIsAsync<T> ? stages : stages + kStages * kStageFloats<T>;
-  const int tid = static_cast<int>(threadIdx.x);
-  const int group = static_cast<int>(blockIdx.z) / p.slices,
-            slice = static_cast<int>(blockIdx.z) - group * p.slices;
+  constexpr int kTeams = kTeamsOf<T>;
+  float* const all_stages = reinterpret_cast<float*>(shared);
+  float* const stages = all_stages + Team<T>() * (kStages * kStageFloats<T>);
+  // [blocks][a part of the tile]
+  float* const received = kIsAsync<T> ? all_stages : all_stages + kTeams * kStages * kStageFloats<T>;
+  const int thread = Team<T>() * T::kBlock + static_cast<int>(threadIdx.x);
+  const int group = static_cast<int>(blockIdx.z) / p.blocks,
+            block = static_cast<int>(blockIdx.z) - group * p.blocks, slice = block * kTeams + Team<T>();
   const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
-  const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
+  const int first = begin_of(slice), k0 = first * T::kDepth;
+  const int steps = slice < p.slices ? begin_of(slice + 1) - first : 0;
+  const int part = static_cast<int>(p.by_part.divisor);
+  const int own_part = min(part, T::kOutputs / 4 - block * part);  // fours
   if (p.in_cluster) {
-    if (tid == 0) {
+    if (thread == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
       FenceBarrierInit();
-      ArriveExpecting(SharedAddress(&exchange), T::kOutputs * 4);
+      ArriveExpecting(SharedAddress(&exchange), p.blocks * own_part * 16);
     }
     if constexpr (!kIsAsync<T>) ClusterArrive();
   }
@@ -292,7 +458,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   }
   const Source source(p, group, j0, SharedAddress(stages + T::kWeightFloats));
   for (int s = 0; s < kStages; ++s) source.Prepare(k0 + s * T::kDepth, s);
-  __syncthreads();
+  SyncTeam<T>();
   WaitForPredecessors();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
@@ -315,7 +481,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     WaitForCopies<kStages - 2>();
-    __syncthreads();
+    SyncTeam<T>();
     float* const weights_of_stage = stages + stage * kStageFloats<T>;
     if constexpr (kIsAsync<T>) {
       weights.Wait(stage, parity);
@@ -333,6 +499,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     if (p.in_cluster) ClusterArrive();
     sums.Finish();
   }
+  if constexpr (kTeams == 2) AddTeams<T>(sums, 2 * block + 1 < p.slices, all_stages);
 
   // A thread's squares of four by four outputs, each as four lines of four side by side: where in the tile a line
   // begins, and the four.
@@ -357,7 +524,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const auto column_of = [&](int place) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
-  float* const y = p.y + slice * p.slice_stride;
+  float* const y = p.y + block * p.block_stride;
   if (!p.in_cluster) {
     // Every output's place would take more instructions than all else here: it follows from the one of the thread's
     // first row. Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load
@@ -368,6 +535,10 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     for (int j = 0; j < kFoursAcross; ++j) {
       first[j] = Column::Target(p, group, first_row, first_column + j * T::kColumnStep);
     }
+    const auto biases_of = [&](int square, int line) {
+      const int row = first_row + square / kFoursAcross * T::kRowStep;
+      return kStoresColumns<Column> ? LoadBiases<4>(p, group, row) : LoadBiases<1>(p, group, row + line);
+    };
     const auto store_all = [&](auto fours, auto adds) {
       constexpr bool kFours = decltype(fours)::value, kMayAdd = decltype(adds)::value;
       constexpr int kAhead = kIsAsync<T> ? 1 : 0;
@@ -378,7 +549,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                   first[across] + int64_t{line} * p.rows + down};
         } else {
           return {first_row + down + line, first_column + across * T::kColumnStep,
-                  first[across] + (down + line) * Column::RowStep(p)};
+                  first[across] + (down + line) * Column::LineStep(p)};
         }
       };
       Fours residuals[2][4] = {};
@@ -391,17 +562,22 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       if (kMayAdd && kAhead > 0) load(0);
 #pragma unroll
       for (int square = 0; square < kSquares; ++square) {
+        if (!KeepsSquare<T>(square)) continue;
         if (kMayAdd && square + kAhead < kSquares) load(square + kAhead);
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
           StoreFours<Column, kFours>(p, y, group, line_of(square, line), four_of(square, line),
-                                     residuals[square % 2][line]);
+                                     biases_of(square, line), residuals[square % 2][line]);
         }
       }
     };
     using std::bool_constant;
     if (!p.stores_fours) {
-      store_all(bool_constant<false>(), bool_constant<true>());
+      if constexpr (kFoursDown * T::kRowStep != T::kRows || kFoursAcross * T::kColumnStep != T::kColumns) {
+        store_all(bool_constant<false>(), bool_constant<true>());
+      } else {
+        StoreOneByOne<Column, T>(p, y, group, i0, j0, sums, all_stages);
+      }
     } else if (p.limits.adds) {
       store_all(bool_constant<true>(), bool_constant<true>());
     } else {
@@ -412,48 +588,74 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
-  const int part = T::kOutputs / p.slices, part_bits = 31 - __clz(part);
 #pragma unroll
   for (int square = 0; square < kSquares; ++square) {
+    if (!KeepsSquare<T>(square)) continue;
 #pragma unroll
     for (int line = 0; line < 4; ++line) {
-      const int place = place_of(square, line), owner = place >> part_bits, in_part = place - owner * part;
+      const auto [owner, in_part] = Divided(static_cast<unsigned>(place_of(square, line)) / 4, p.by_part);
       const Fours four = four_of(square, line);
       const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
                           __float_as_int(four.v[3])};
-      StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
+      StoreToCluster(ClusterAddress(SharedAddress(received + (block * part + in_part) * 4), owner), words,
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  const auto place_at = [&](int at) -> FourPlace {
-    const int place = slice * part + at, i = row_of(place), j = column_of(place);
-    return {i, j, Column::Target(p, group, i, j)};
-  };
-  const auto residuals_at = [&](int at) {
-    if (at >= part) return Fours{};
-    return p.stores_fours ? LoadResiduals<Column, true>(p, group, place_at(at))
-                          : LoadResiduals<Column, false>(p, group, place_at(at));
-  };
-  Fours residuals = residuals_at(4 * tid);
-  WaitBarrier(SharedAddress(&exchange), 0);
-  for (int at = 4 * tid; at < part; at += 4 * T::kBlock) {
-    const Fours next = residuals_at(at + 4 * T::kBlock);
-    const auto load = [&](int s) {
-      const float4 v = *reinterpret_cast<const float4*>(received + s * part + at);
-      return Fours{{v.x, v.y, v.z, v.w}};
+  // Four outputs at a time, or one where four do not lie side by side.
+  const auto finish = [&](auto fours) {
+    constexpr bool kFours = decltype(fours)::value;
+    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
+    const int count = own_part * 4 / kWidth;
+    const auto place_at = [&](int at) -> FourPlace {
+      const int place = block * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      return {i, j, Column::Target(p, group, i, j)};
     };
-    const Fours all = AddSlices(p.slices, load);
-    if (p.stores_fours) {
-      StoreFours<Column, true>(p, y, group, place_at(at), all, residuals);
-    } else {
-      StoreFours<Column, false>(p, y, group, place_at(at), all, residuals);
+    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
+    Fours next_biases = {}, next_residuals = {};
+    const auto load_added = [&](int at) {
+      if (at >= count) return;
+      const FourPlace place = place_at(at);
+      next_biases = LoadBiases<kBiases>(p, group, place.i);
+      if constexpr (kFours) {
+        next_residuals = LoadResiduals<Column, true>(p, group, place);
+      } else if (is_inside(place)) {
+        next_residuals.v[0] = ResidualAt(p, place.at);
+      }
+    };
+    load_added(thread);
+    WaitBarrier(SharedAddress(&exchange), 0);
+    for (int at = thread; at < count; at += kThreadsOf<T>) {
+      const Fours biases = next_biases, residuals = next_residuals;
+      load_added(at + kThreadsOf<T>);
+      const auto load = [&](int s) {
+        const float* const from = received + s * part * 4 + at * kWidth;
+        Fours out = {};
+        if constexpr (kFours) {
+          const float4 v = *reinterpret_cast<const float4*>(from);
+          out = {{v.x, v.y, v.z, v.w}};
+        } else {
+          out.v[0] = *from;
+        }
+        return out;
+      };
+      const Fours all = AddSlices(p.blocks, load);
+      const FourPlace place = place_at(at);
+      if constexpr (kFours) {
+        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
+      } else if (is_inside(place)) {
+        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
+      }
     }
-    residuals = next;
+  };
+  if (p.stores_fours) {
+    finish(std::bool_constant<true>());
+  } else {
+    finish(std::bool_constant<false>());
   }
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+__global__ void __launch_bounds__(kThreadsOf<T>, T::kBlocks)
     ProductTiles(const __grid_constant__ typename T::Params p) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if constexpr (!kIsAsync<T>)  // those are launched on Hopper alone
@@ -470,8 +672,8 @@ template <typename Column>
 __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__ SliceParams p) {
   const unsigned at = StartThread();
   if (at >= p.product.count) return;
-  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
-  const float sum = AddSlices(p.product.slices, load).v[0];
+  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.block_stride + at]}}; };
+  const float sum = AddSlices(p.product.blocks, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
   p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, ResidualAt(p.product, at));
 }
@@ -480,8 +682,8 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  constexpr int kStaged = T::kStages * kStageFloats<T>;
-  const int received = in_cluster ? T::kOutputs : 0;
+  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
+  const int received = in_cluster ? T::kOutputs + 4 * kMostSlices : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
@@ -489,18 +691,20 @@ constexpr int SharedBytes(bool in_cluster) {
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   using Rates = ProductRates;
-  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10, kTeams = kTeamsOf<T>;
+  const int of_tile = static_cast<int>(BlocksFor(slices, kTeams));
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
-  const double blocks = std::ceil(tiles * slices / multiprocessors);
-  const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
-  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
+  const double blocks = std::ceil(tiles * of_tile / multiprocessors);
+  const int at_once = std::min(kThreadsAtOnce / kThreadsOf<T>, kShared / SharedBytes<T>(of_tile > 1));
+  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs * std::min(slices, kTeams);
   const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
   const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
-  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
-  const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
-  return Rates::kStart + Rates::JoinOf(slices) +
-         blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
+  const double of_block = longest * std::min(slices, kTeams);
+  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * of_block;
+  const double stored = 4.0 * T::kOutputs / (of_tile == 1 ? Rates::kBytes : Rates::kSent);
+  return Rates::kStart + Rates::JoinOf(of_tile) +
+         blocks * (std::max(T::kOutputs * of_block / rate, bytes / Rates::kBytes) + stored);
 }
 
 // Calls fn with the tile of that number.
@@ -538,12 +742,12 @@ inline constexpr int kMostGridRows = 65535;
 // The GPUs that this was made for. What decides the bits is estimated for them, whatever GPU is there.
 inline Device DeviceOfEstimates() { return {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""}; }
 
-// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`.
+// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`; a power of two if not `any`.
 template <typename Cost>
-int CheapestSlices(int most, int asked, const Cost& cost_of) {
+int CheapestSlices(int most, int asked, const Cost& cost_of, bool any = false) {
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
-  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices *= 2) {
+  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices += any ? 1 : slices) {
     if (slices > 1 && slices > most) break;
     const double cost = cost_of(slices);
     if (asked > 0 || cost < least) least = cost, best = slices;
@@ -553,10 +757,11 @@ int CheapestSlices(int most, int asked, const Cost& cost_of) {
 template <typename Tiles, typename Column>
 int CheapestSlices(const SplitParams& p, int asked = 0) {
   constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
-  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked,
-                        [&, device = DeviceOfEstimates()](int slices) {
-                          return CheapestTile<Tiles, Column>(p, slices, device).cost;
-                        });
+  const auto cost_of = [&, device = DeviceOfEstimates()](int slices) {
+    return CheapestTile<Tiles, Column>(p, slices, device).cost;
+  };
+  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked, cost_of,
+                        p.any_slices);
 }
 
 // Whether 32 bits hold what the kernel computes of pixels.
@@ -575,13 +780,14 @@ inline bool IsNear(const ProductParams& p) {
 // ---- launches
 
 template <typename Source, typename Column, typename T>
-void LaunchTile(const Run& run, const typename T::Params& p, const Device& device) {
+void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
+  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.blocks));
   const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
-                  static_cast<unsigned>(p.groups) * p.slices);
+                  static_cast<unsigned>(p.groups) * p.blocks);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
-                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
+                          Dim(1, 1, p.in_cluster ? p.blocks : 1), kTeamsOf<T>};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
@@ -602,7 +808,7 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
       LaunchTile<LinesSource<T>, Column, T>(run, p, device);
     } else if constexpr (kMayUse<Column, T>) {
       if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
-      if constexpr (kIsAsync<T>) {
+      if constexpr (requires { typename T::TapSource; }) {
         if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }
       LaunchTile<WindowSource<T>, Column, T>(run, p, device);
@@ -616,11 +822,11 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
                        const Launch& launch) {
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
-  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
-                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
+  geometry.in_cluster = geometry.blocks > 1 && device.capability >= kFirstClusters &&
+                        (geometry.blocks <= kMostPortable || device.capability == kLargeClusters) &&
                         shared_bytes <= device.shared_bytes;
-  if (geometry.slices == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
-  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
+  if (geometry.blocks == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
+  geometry.block_stride = BlocksFor(geometry.count, 64) * int64_t{64};
   const auto in_memory = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
@@ -632,7 +838,7 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
     run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
   };
   return MakeKernelPlan(text + " in memory", geometry, in_memory,
-                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
+                        static_cast<size_t>(geometry.blocks * geometry.block_stride) * sizeof(float));
 }
 
 template <typename Tiles, typename Column, typename Params>
@@ -647,6 +853,7 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
+    geometry.blocks = static_cast<int>(BlocksFor(geometry.slices, kTeamsOf<T>));
     shared_bytes = SharedBytes<T>(true);
   });
   // Outputs that lie side by side.

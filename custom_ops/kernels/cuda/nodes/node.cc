@@ -114,17 +114,44 @@ NodePlanPtr PlanAdd(Shapes operands, const TensorShape& y, const Limits& limits,
   return MakePlan(add->Text() + " + " + clip->Text(), launch);
 }
 
+namespace {
+
+// A product whose limits add what is fed behind x.
+class AddedNode final : public PackedNode {
+ public:
+  AddedNode(StandardNode node, std::shared_ptr<const PackedNode> product, const Limits& limits, Device device)
+      : node_(std::move(node)), product_(std::move(product)), limits_(limits), device_(std::move(device)) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    const TensorShape made = OutputOf(node_, fed.first(1));
+    if (fed[1].dims == made.dims) return product_->Plan(fed, made);
+    const TensorShape operands[] = {fed[1], made};
+    return PlanInTurn(product_->Plan(fed.first(1), made), PlanAdd(operands, y, limits_, device_),
+                      BytesOfFloats(made));
+  }
+  std::optional<size_t> Overwrites() const override { return 1; }
+  bool MayReadChannelsLast(Shapes fed, size_t i) const override {
+    return IsOneKernel(fed) ? product_->MayReadChannelsLast(fed, i) : i == 0 && product_->MayReadChannelsLast(fed.first(1), 0);
+  }
+  bool MayMakeChannelsLast(Shapes fed) const override { return IsOneKernel(fed) && product_->MayMakeChannelsLast(fed); }
+  PackedNodePtr InChannelsLast(const ChannelsLast& last) const override {
+    return std::make_unique<AddedNode>(node_, product_->InChannelsLast(last), limits_, device_);
+  }
+
+ private:
+  bool IsOneKernel(Shapes fed) const { return fed[1].dims == OutputOf(node_, fed.first(1)).dims; }
+
+  StandardNode node_;
+  std::shared_ptr<const PackedNode> product_;
+  Limits limits_;
+  Device device_;
+};
+
+}  // namespace
+
 PackedNodePtr PackWithAdd(const StandardNode& node, PackedNodePtr product, const Limits& limits,
                           const Device& device) {
-  const std::shared_ptr<const PackedNode> packed = std::move(product);
-  const auto plan = [=](Shapes fed, const TensorShape& y) {
-    const TensorShape made = OutputOf(node, fed.first(1));
-    if (fed[1].dims == made.dims) return packed->Plan(fed, made);
-    const TensorShape operands[] = {fed[1], made};
-    return PlanInTurn(packed->Plan(fed.first(1), made), PlanAdd(operands, y, limits, device),
-                      BytesOfFloats(made));
-  };
-  return MakeNode(plan, nullptr, 1);
+  return std::make_unique<AddedNode>(node, std::move(product), limits, device);
 }
 
 StoredChannels::StoredChannels(std::span<const ChannelMove> moves, bool keeps_output, const Device& device) {
@@ -219,8 +246,12 @@ Limits LimitsOf(const StandardNode& activation) {
 
 PackedNodePtr PackStandard(const StandardNode& node, const Device& device, FloatPrecision precision) {
   const auto pack = [&](const auto& kind) {
-    if constexpr (kIsProduct<std::decay_t<decltype(kind)>>) {
+    using Kind = std::decay_t<decltype(kind)>;
+    if constexpr (kIsProduct<Kind>) {
       return Pack(kind, device, precision);
+    } else if constexpr (std::is_same_v<Kind, FloatPoolOp>) {
+      PackedNodePtr pool = Pack(kind, device);
+      return UsesTensorCores(precision) ? PackNhwcPool(kind, precision, std::move(pool)) : std::move(pool);
     } else {
       return Pack(kind, device);
     }

@@ -89,9 +89,13 @@ PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
-// tiles, of which a Conv has all but the last, and at most so many slices of the sums, a power of two up to 16.
+// tiles, of which a Conv has all but the last, and at most so many slices of the sums, up to 16; with Tensor Cores a power
+// of two.
 struct FloatTiling {
-  static constexpr int kTiles = 5, kTensorTiles = 4;
+  static constexpr int kTiles = 11, kTensorTiles = 4;
+  static constexpr int NhwcTiles(FloatPrecision precision) {
+    return precision == FloatPrecision::kFloat16 ? 5 : 4;
+  }
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,
@@ -106,9 +110,16 @@ PackedNodePtr PackToCodes(const FloatConvOp& op, const Device& device, const Lim
 bool MakesCodes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, const Device& device);
 // How a product in float32 is summed, which the node and its shapes alone decide: `steps` of `step` elements each, the
 // last one of what is left, are cut into slices, of which number s begins at s * steps / count. Each is summed front to
-// back with fma, then their sums by a binary tree.
+// back with fma, then their sums by a binary tree. The elements are so many channels at each tap, then the next ones.
 struct SumSlices {
   int count = 1, steps = 0, step = 0;
+  int channels = 1, taps = 1;
+
+  // Which of [channels][taps] the k-th is.
+  int64_t ElementAt(int64_t k) const {
+    const int64_t run = k / channels;
+    return (run / taps * channels + k % channels) * taps + run % taps;
+  }
 };
 SumSlices SlicesOf(const FloatGemmOp& op, const TensorShape& x, const TensorShape& y,
                    const FloatTiling& tiling = {});
@@ -141,6 +152,13 @@ PackedNodePtr PackWgmmaProduct(const FloatGemmOp& op, const Device& device, Floa
                                const Limits& limits, const FloatTiling& tiling);
 PackedNodePtr PackWgmmaProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                                const Limits& limits, const FloatTiling& tiling);
+// nhwc_conv_sm90.cu: convolutions of images whose channels lie last on Hopper, which makes all of those that it has kernels
+// for. Images that lie as ONNX has them are turned by a kernel of their own.
+bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision);
+PackedNodePtr PackNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision,
+                           const Limits& limits, const FloatTiling& tiling);
+// nhwc_tensors.cu: a pool that reads and makes such images, too, with the numbers that products of this precision read.
+PackedNodePtr PackNhwcPool(const FloatPoolOp& op, FloatPrecision precision, PackedNodePtr plain);
 
 // One launch of a plan: what it is fed, where its output goes, the queue that takes its kernels.
 struct Run {

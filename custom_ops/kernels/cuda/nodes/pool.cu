@@ -222,52 +222,67 @@ __global__ void __launch_bounds__(kPoolThreads) PoolPlanes(const __grid_constant
     p.y[static_cast<int64_t>(plane) * p.count + index] = largest.planes[plane];
 }
 
-// A block sums a slab of 16 vectors of channels: 16 threads side by side, 16 of those groups taking turns
-// with the pixels. Integer sums are exact in any order. Many pixels and few channels are split over several
-// blocks, whose sums a second kernel adds.
-constexpr int kLanes = 16;
+// A block sums a slab of 8 vectors of channels: 8 threads side by side, 32 of those groups taking turns with the pixels.
+// Integer sums are exact in any order. Many pixels and few channels are split over several blocks, whose sums the first
+// one of their cluster adds, or a second kernel where there are no clusters.
+constexpr int kColumns = 8, kLanes = kThreads / kColumns, kWarps = kThreads / kWarp, kMostParts = 8;
 
 struct GlobalParams : Tensors<uint8_t, void> {  // count: images * channels
   int32_t* partial = nullptr;                   // [splits][count]
   unsigned pixels = 0, channels = 0, images = 0;
   unsigned slabs = 0, splits = 1, pixels_per_split = 0;
+  bool in_cluster = false;  // the blocks of a slab
   bool is_signed = false, quantized = true;
   int32_t zero_sum = 0;  // pixels * x_zero_point
   float multiplier = 1;
   CodeRounder rounder;
 };
 
-__device__ __forceinline__ void FinishGlobal(const GlobalParams& p, int64_t at, int sum) {
-  const float v = __fmul_rn(static_cast<float>(sum - p.zero_sum), p.multiplier);
+// The averages of neighbouring channels from sums.
+template <int kCount>
+__device__ __forceinline__ void FinishGlobal(const GlobalParams& p, int64_t at, const int (&sums)[kCount]) {
+  const auto value = [&](int i) { return __fmul_rn(static_cast<float>(sums[i] - p.zero_sum), p.multiplier); };
   if (p.quantized) {
-    StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<1>(p.rounder, [&](int) { return v; }));
+    StoreCodes(static_cast<uint8_t*>(p.y) + at, RoundCodes<kCount>(p.rounder, value));
   } else {
-    static_cast<float*>(p.y)[at] = v;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) static_cast<float*>(p.y)[at + i] = value(i);
   }
 }
 
 // sums[i] += byte i of the word.
-template <bool kSigned>
-__device__ __forceinline__ void AddBytes(int word, int (&sums)[4]) {
+template <bool kSigned, int kCount>
+__device__ __forceinline__ void AddBytes(int word, int (&sums)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sums[i] = DotFour<kSigned>(word, 1 << (8 * i), sums[i]);
+  for (int i = 0; i < kCount; ++i) sums[i] = DotFour<kSigned>(word, 1 << (8 * i), sums[i]);
 }
 
+// kBytes: 4 or 1.
 template <int kBytes, bool kSigned>
 __global__ void __launch_bounds__(kThreads) GlobalSum(const __grid_constant__ GlobalParams p) {
-  __shared__ int sums_of[kLanes][kLanes * kBytes + 1];
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const unsigned slab = blockIdx.x % p.slabs, rest = blockIdx.x / p.slabs;
-  const unsigned image = rest % p.images, split = rest / p.images;
-  const unsigned column = threadIdx.x % kLanes, lane = threadIdx.x / kLanes;
-  const unsigned channel = (slab * kLanes + column) * kBytes;
+  __shared__ int sums_of[kWarps][kColumns * kBytes];
+  __shared__ int4 parts[kMostParts][kColumns];  // of the cluster's blocks
+  __shared__ uint64_t all_parts;                // mbarrier: they are there
+  const unsigned slab = blockIdx.x % p.slabs, image = blockIdx.x / p.slabs, split = blockIdx.y;
+  const unsigned column = threadIdx.x % kColumns, lane = threadIdx.x / kColumns;
+  const unsigned channel = (slab * kColumns + column) * kBytes;
   const unsigned begin = split * p.pixels_per_split, end = min(p.pixels, begin + p.pixels_per_split);
-  int sums[4] = {};
+  if (p.in_cluster) {
+    if (threadIdx.x == 0) {
+      InitBarrier(SharedAddress(&all_parts), 1);
+      FenceBarrierInit();
+      ArriveExpecting(SharedAddress(&all_parts), static_cast<int>(p.splits * sizeof(parts[0])));
+    }
+    ClusterArrive();
+  }
+  WaitForPredecessors();
+  LetSuccessorsStart();
+
+  int sums[kBytes] = {};
   if (channel < p.channels) {
     const uint8_t* x = p.x + static_cast<int64_t>(image) * p.pixels * p.channels + channel;
     // Few pixels are usual: loads past the end are left out, not left to a loop that waits for each.
-    constexpr unsigned kAtOnce = 4;
+    constexpr unsigned kAtOnce = 8;
     for (unsigned first = begin + lane; first < end; first += kAtOnce * kLanes) {
       unsigned words[kAtOnce];
 #pragma unroll
@@ -280,18 +295,43 @@ __global__ void __launch_bounds__(kThreads) GlobalSum(const __grid_constant__ Gl
     }
   }
 #pragma unroll
-  for (int i = 0; i < kBytes; ++i) sums_of[lane][column * kBytes + i] = sums[i];
-  __syncthreads();
-  const unsigned own = slab * kLanes * kBytes + threadIdx.x;
-  if (threadIdx.x >= kLanes * kBytes || own >= p.channels) return;
-  int sum = 0;
+  for (int i = 0; i < kBytes; ++i) {
 #pragma unroll
-  for (int i = 0; i < kLanes; ++i) sum += sums_of[i][threadIdx.x];
-  const int64_t at = static_cast<int64_t>(image) * p.channels + own;
+    for (int step = kColumns; step < kWarp; step *= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], step);
+    if (threadIdx.x % kWarp < kColumns) sums_of[threadIdx.x / kWarp][column * kBytes + i] = sums[i];
+  }
+  if (p.in_cluster) ClusterWait();  // every block has started
+  __syncthreads();
+  if (threadIdx.x >= kColumns) return;
+#pragma unroll
+  for (int i = 0; i < kBytes; ++i) {
+    sums[i] = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sums[i] += sums_of[warp][column * kBytes + i];
+  }
+  const int64_t at = static_cast<int64_t>(image) * p.channels + channel;
+  if constexpr (kBytes == 4) {
+    if (p.in_cluster) {
+      StoreToCluster(ClusterAddress(SharedAddress(&parts[split][column]), 0),
+                     make_int4(sums[0], sums[1], sums[2], sums[3]),
+                     ClusterAddress(SharedAddress(&all_parts), 0));
+      if (split > 0 || channel >= p.channels) return;
+      WaitBarrier(SharedAddress(&all_parts), 0);
+      int4 total = {};
+      for (unsigned i = 0; i < p.splits; ++i) {
+        const int4 part = parts[i][column];
+        total = make_int4(total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w);
+      }
+      FinishGlobal<4>(p, at, {total.x, total.y, total.z, total.w});
+      return;
+    }
+  }
+  if (channel >= p.channels) return;
   if (p.splits > 1) {
-    p.partial[static_cast<int64_t>(split) * p.count + at] = sum;
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) p.partial[static_cast<int64_t>(split) * p.count + at + i] = sums[i];
   } else {
-    FinishGlobal(p, at, sum);
+    FinishGlobal<kBytes>(p, at, sums);
   }
 }
 
@@ -307,7 +347,7 @@ __global__ void __launch_bounds__(kThreads) GlobalFinish(const __grid_constant__
       if (first + i < p.splits) sum += partial[(first + i) * p.count];
     }
   }
-  FinishGlobal(p, at, sum);
+  FinishGlobal<1>(p, at, {sum});
 }
 
 PoolParams PoolGeometry(const Window& window, const TensorShape& x, const TensorShape& y) {
@@ -336,7 +376,7 @@ int UnrolledSide(const Windows& windows) {
 }
 
 GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape& x, const TensorShape& y,
-                            int multiprocessors) {
+                            const Device& device) {
   GlobalParams p;
   p.count = static_cast<unsigned>(CountOf(y.dims));
   p.images = static_cast<unsigned>(x.dims.front());
@@ -349,26 +389,31 @@ GlobalParams GlobalGeometry(const GlobalAveragePoolNode& node, const TensorShape
   p.zero_sum = static_cast<int32_t>(p.pixels) * node.x_zero_point;
   const float pixels = static_cast<float>(p.pixels);
   p.multiplier = node.x_scale / (p.quantized ? quantizer.scale * pixels : pixels);
-  // Split so that every multiprocessor has work, but a thread at least 32 pixels.
-  const int64_t blocks = std::max<int64_t>(1, int64_t{p.images} * BlocksFor(p.channels, 4 * kLanes));
-  const int64_t wanted = std::max<int64_t>(1, 2 * multiprocessors / blocks);
-  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, BlocksFor(p.pixels, 32 * kLanes))));
+  // Split so that every multiprocessor has work, but a thread as many pixels as it fetches at once.
+  const int64_t blocks = std::max<int64_t>(1, int64_t{p.images} * BlocksFor(p.channels, 4 * kColumns));
+  const int64_t wanted = std::max<int64_t>(1, 2 * device.multiprocessors / blocks);
+  p.splits = static_cast<unsigned>(std::min<int64_t>(wanted, std::max(1u, BlocksFor(p.pixels, 8 * kLanes))));
+  p.in_cluster = device.capability >= 90 && p.splits > 1 && p.channels % 4 == 0;
+  if (p.in_cluster) p.splits = std::min<unsigned>(p.splits, kMostParts);
   p.pixels_per_split = BlocksFor(p.pixels, p.splits);
   return p;
 }
 
-void LaunchGlobal(const Run& run, GlobalParams p) {
-  const int unit = std::min({4, CommonUnit({p.x}), CommonUnit(p.channels)});
-  p.slabs = BlocksFor(p.channels, kLanes * unit);
+void LaunchGlobal(const Run& run, GlobalParams p, const Device& device) {
+  const int unit = std::min({4, CommonUnit({p.x, p.y}), CommonUnit(p.channels)});
+  p.slabs = BlocksFor(p.channels, kColumns * unit);
   p.partial = static_cast<int32_t*>(run.workspace);
-  const int64_t blocks = int64_t{p.slabs} * p.images * p.splits;
+  p.in_cluster = p.in_cluster && unit == 4;
+  const int64_t blocks = int64_t{p.slabs} * p.images;
   Require(blocks < int64_t{1} << 31, "a global average of ", p.images, " images is too large");
   std::visit(
       [&](auto bytes, auto is_signed) {
-        run.Launch(GlobalSum<bytes, is_signed>, dim3(static_cast<unsigned>(blocks)), kThreads, p);
+        const dim3 grid(static_cast<unsigned>(blocks), p.splits), cluster(1, p.in_cluster ? p.splits : 1);
+        run.Check(
+            LaunchKernel<GlobalSum<bytes, is_signed>>(run.queue, device, {grid, kThreads, 0, cluster}, p));
       },
       OneOf<4, 1>(unit), OneOf(p.is_signed));
-  if (p.splits > 1) run.LaunchFor(p.count, GlobalFinish, kThreads, p);
+  if (p.splits > 1 && !p.in_cluster) run.LaunchFor(p.count, GlobalFinish, kThreads, p);
 }
 
 NodePlanPtr PlanPlanePool(const Window& window, int planes, const TensorShape& x, const TensorShape& y) {
@@ -478,11 +523,12 @@ PackedNodePtr Pack(const AveragePoolNode& node, const Device&) {
 }
 
 PackedNodePtr Pack(const GlobalAveragePoolNode& node, const Device& device) {
-  return MakeNode([node, multiprocessors = device.multiprocessors](Shapes fed, const TensorShape& y) {
-    const GlobalParams geometry = GlobalGeometry(node, fed[0], y, multiprocessors);
+  return MakeNode([node, device](Shapes fed, const TensorShape& y) {
+    const GlobalParams geometry = GlobalGeometry(node, fed[0], y, device);
     const size_t partial = geometry.splits == 1 ? 0 : size_t{geometry.splits} * geometry.count * 4;
+    const auto launch = [device](const Run& run, const GlobalParams& p) { LaunchGlobal(run, p, device); };
     return MakeKernelPlan("global_average_pool" + Suffix("_splits", geometry.splits, geometry.splits > 1),
-                          geometry, LaunchGlobal, (partial + 255) / 256 * 256);
+                          geometry, launch, (partial + 255) / 256 * 256);
   });
 }
 

@@ -229,6 +229,7 @@ PackedNodePtr PackTensorProduct(const FloatGemmOp& op, const Device& device, Flo
 }
 PackedNodePtr PackTensorProduct(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                                 const Limits& limits, const FloatTiling& tiling) {
+  if (HasNhwcConv(op, device, precision)) return PackNhwcConv(op, device, precision, limits, tiling);
   if (HasWgmma(device)) return PackWgmmaProduct(op, device, precision, limits, tiling);
   return PackProduct<ConvColumn>("float_conv", op, device, precision, limits, tiling);
 }

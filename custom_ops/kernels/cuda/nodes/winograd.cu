@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   __syncthreads();
 
   float sums[kThreadRows][kThreadSquares] = {};
-  const int row = lane / 4 * 4, across = lane % 4 * 4;
+  // Neighbours, and every other two, read the same 16 bytes, of which shared memory serves half a warp at a time.
+  const int down = lane / 8 * 2 + lane % 2, row = down * 4, across = lane / 2 % 4 * 4;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch_weights(step + 1);
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   }
   LetSuccessorsStart();
 
-  float* const y = p.y + slice * p.slice_stride;
+  float* const y = p.y + slice * p.block_stride;
   const int part = kPairs / p.slices, part_bits = 31 - __clz(part);
   if (p.in_cluster) ClusterWait();
   float* const staged = points;  // [points][kPassRows][kPassPitch]
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float* const of_row = sums[pass / 2 * 4 + pass % 2 * 2 + i];
-      float* const to = staged + (point * kPassRows + lane / 4 * 2 + i) * kPassPitch + across;
+      float* const to = staged + (point * kPassRows + down * 2 + i) * kPassPitch + across;
 #pragma unroll
       for (int j = 0; j < kThreadSquares; j += 4) {
         *reinterpret_cast<float4*>(to + j / 4 * kSquareStep) =
@@ -259,8 +260,8 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
     }
     __syncthreads();
     const float* const from = staged + tid / kSquares * kPassPitch + tid % kSquares;
-    const Fours outputs = TransformSums(
-        [&](int down, int column) { return from[(column * kSide + down) * (kPassRows * kPassPitch)]; });
+    const Fours outputs =
+        TransformSums([&](int i, int j) { return from[(j * kSide + i) * (kPassRows * kPassPitch)]; });
     const int pair = pass * kBlock + tid;
     if (p.in_cluster) {
       const int owner = pair >> part_bits, in_part = pair - owner * part;
@@ -357,7 +358,7 @@ void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device
 bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
 
 NodePlanPtr PlanSquares(WinogradParams geometry, const Device& device, int slices) {
-  geometry.slices = CheapestSlices(geometry, slices);
+  geometry.slices = geometry.blocks = CheapestSlices(geometry, slices);
   const auto launch = [device](const Run& run, WinogradParams p) {
     p.stores_pairs = p.windows.w.out % kMade == 0 && ArePairs(p.y) && ArePairs(p.residual);
     LaunchSquares(run, p, device);

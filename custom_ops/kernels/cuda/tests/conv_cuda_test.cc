@@ -1299,6 +1299,26 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
     pair.shapes = {shape, shape};
     count(TestResidualPair(pair, generator, device, by, most, text));
   }
+  // What makes residuals for floats: it is multiplied alone, to any codes.
+  const auto making = [&](int64_t out) {
+    const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+    const auto fits = [&](const Node& node) {
+      return cuda::AreWordsMultiplied(cuda::PackedConv(node.spec, device, {}).Params(shape, config).epilogue);
+    };
+    Node node;
+    do {
+      node = generator.Finishing(kFloats, shape, channels(), out, device);
+    } while (!fits(node));
+    return node;
+  };
+  for (const cuda::Finish finish : {kFloatsOnLine, kCappedOnLine}) {
+    const int64_t out = channels();
+    ResidualPairCase pair;
+    pair.first = making(out).spec;
+    pair.second = generator.Finishing(finish, shape, channels(), out, device).spec;
+    pair.shapes = {shape, shape};
+    count(TestResidualPair(pair, generator, device, by, most, text));
+  }
   const std::pair<cuda::Finish, cuda::Finish> chains[] = {
       {kFloatsFromZero, kFloatsFromZero}, {kFloatsOnLine, kFloatsFromZero}, {kFloatsInverse, kFloatsFromZero},
       {kCappedOnLine, kCappedFromZero},   {kCappedTailOnLine, kCappedTail}, {kCappedInTail, kCappedTail},
@@ -1309,8 +1329,10 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
                 generator.Finishing(second, shape, between, channels(), device), std::nullopt};
     if (chain.first.spec.epilogue.has_residual && generator.Coin()) {
       const bool is_tail = chain.first.spec.epilogue.kind == EpilogueKind::kTail;
-      chain.residuals =
-          generator.Finishing(is_tail ? kCappedTail : kFloatsFromZero, shape, channels(), between, device);
+      chain.residuals = !is_tail && generator.Coin()
+                            ? making(between)
+                            : generator.Finishing(is_tail ? kCappedTail : kFloatsFromZero, shape, channels(),
+                                                  between, device);
     }
     count(TestChain(chain, generator, device, by, most, text));
   }

@@ -886,7 +886,7 @@ std::vector<Finish> FinishesOf(const ConvChain& chain) {
 }
 
 // The kernel has instances for floats of both convolutions of a chain and for integers of all, and residuals
-// that it makes are integers.
+// that it makes are floats where they are multiplied alone.
 void TestFinishesOfChains() {
   using enum Finish;
   const Device hopper = DeviceOf(90, 132, 228);
@@ -926,9 +926,14 @@ void TestFinishesOfChains() {
   Expect(CandidateChains(ChainOf(in_middle, tail, 16, 28, hopper)).empty(), "codes on both sides of zero");
   Expect(of(adding, is_signed) == std::vector{kIntegers, kIntegers}, "codes between have a sign");
   Expect(of(signed_x, second) == std::vector{kIntegers, kIntegers}, "codes before have a sign");
+  ConvSpec shortcut = plain;
+  shortcut.epilogue.zero_point = 100;
+  Expect(FinishesOf(ChainOfThree(shortcut, adding, second, 16, 28, hopper)) ==
+             std::vector{kFloats, kFloatsOnLine, kFloatsFromZero},
+         "residuals that are made are floats");
   Expect(FinishesOf(ChainOfThree(plain, adding, second, 16, 28, hopper)) ==
-             std::vector{kIntegers, kFloatsOnLine, kFloatsFromZero},
-         "residuals that are made are integers");
+             std::vector{kIntegers, kFloatsAdding, kFloats},
+         "residuals of floats that are clipped at 0 are integers");
   // Scales of few digits, whose sums often tie, until there is no line.
   std::mt19937 random(5);
   const auto scale = [&] { return static_cast<float>(50 + random() % 99) / 5100.0f; };

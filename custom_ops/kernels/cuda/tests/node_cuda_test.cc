@@ -254,6 +254,75 @@ class CapturedChain {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+// Images as they lie with the channels last: float32 numbers, or their float16.
+std::vector<uint8_t> InChannelsLast(const std::vector<uint8_t>& image, const std::vector<int64_t>& dims,
+                                    bool halves) {
+  const int64_t channels = dims[1], pixels = Count(dims) / dims[0] / channels;
+  const size_t size = halves ? sizeof(uint16_t) : sizeof(float);
+  std::vector<uint8_t> out(image.size() / sizeof(float) * size);
+  for (int64_t i = 0; i < Count(dims); ++i) {
+    float v = 0;
+    std::memcpy(&v, &image[static_cast<size_t>(i) * sizeof v], sizeof v);
+    const int64_t of_image = i % (channels * pixels);
+    const int64_t at = i - of_image + of_image % pixels * channels + of_image / pixels;
+    const uint16_t half = ToHalf(v);
+    const void* const number = halves ? static_cast<const void*>(&half) : &v;
+    std::memcpy(&out[static_cast<size_t>(at) * size], number, size);
+  }
+  return out;
+}
+std::vector<uint8_t> RoundedToHalves(std::vector<uint8_t> floats) {
+  for (size_t i = 0; i < floats.size(); i += sizeof(float)) {
+    float v = 0;
+    std::memcpy(&v, &floats[i], sizeof v);
+    v = FromHalf(ToHalf(v));
+    std::memcpy(&floats[i], &v, sizeof v);
+  }
+  return floats;
+}
+
+// The node whose tensors lie with the channels last beside the one whose don't, both fed numbers that either holds.
+bool RunChannelsLast(const Case& c, const PackedNode& packed, Draw& draw, const Stream& stream) {
+  ChannelsLast last;
+  for (size_t i = 0; i < c.fed.size(); ++i) {
+    if (draw.Coin(0.7) && packed.MayReadChannelsLast(c.fed, i)) last.Add(i);
+  }
+  last.y = draw.Coin(0.7) && packed.MayMakeChannelsLast(c.fed);
+  if (last == ChannelsLast{}) return true;
+  const bool halves = c.precision == FloatPrecision::kFloat16;
+  Buffers plain, given;
+  for (size_t i = 0; i < c.fed.size(); ++i) {
+    const bool lies_last = last.Has(i);
+    const std::vector<uint8_t> data = lies_last && halves ? RoundedToHalves(c.data[i]) : c.data[i];
+    const std::vector<uint8_t> as_given = lies_last ? InChannelsLast(data, c.fed[i].dims, halves) : data;
+    plain.push_back(std::make_unique<Buffer>(data.size(), 0));
+    plain.back()->Fill(data);
+    given.push_back(std::make_unique<Buffer>(as_given.size(), 0));
+    given.back()->Fill(as_given);
+  }
+  const auto run = [&](const PackedNode& node, const Buffers& fed, Buffer& y) {
+    const auto plan = node.Plan(c.fed, c.y);
+    Buffer workspace(plan->WorkspaceBytes(), 0);
+    Queue queue(stream.Get(), true);
+    plan->Launch(Pointers(fed), y.Get(), workspace.Get(), queue);
+    stream.Synchronize(plan->Text());
+    return plan->Text();
+  };
+  const size_t bytes = c.expected.size();
+  Buffer of_plain(bytes, 0), y(last.y && halves ? bytes / 2 : bytes, 0);
+  run(packed, plain, of_plain);
+  const std::string text = run(*packed.InChannelsLast(last), given, y);
+  Case expected = c;
+  expected.expected = of_plain.Read();
+  expected.expected.resize(bytes);
+  expected.tolerance = 0;
+  if (last.y) {
+    expected.expected = InChannelsLast(expected.expected, c.y.dims, halves);
+    expected.y.type = ElementType::kUInt8;  // compared byte by byte
+  }
+  return Verify(expected, y, text);
+}
+
 bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stream) {
   const std::unique_ptr<PackedNode> packed = Pack(c, device);
   const std::shared_ptr<const NodePlan> plan = packed->Plan(c.fed, c.y);
@@ -284,6 +353,8 @@ bool RunCase(const Case& c, Draw& draw, const Device& device, const Stream& stre
     stream.Synchronize(tiled->Text());
     equal = Verify(same, y, tiled->Text() + " beside " + text) && equal;
   }
+
+  equal = RunChannelsLast(c, *packed, draw, stream) && equal;
 
   y.Poison();
   Chain chain(c, *plan, device);

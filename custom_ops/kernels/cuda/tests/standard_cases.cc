@@ -395,13 +395,15 @@ float SumOf(const SumSlices& slices, int64_t length, const TermAt& term) {
       return std::min(length, s * slices.steps / slices.count * slices.step);
     };
     for (int64_t k = begin(slice); k < begin(slice + 1); ++k) {
-      const auto [x, w] = term(k);
+      const auto [x, w] = term(slices.ElementAt(k));
       sum = std::fma(w, x, sum);
     }
     sums.push_back(sum);
   }
-  for (; sums.size() > 1; sums.resize(sums.size() / 2)) {
-    for (size_t i = 0; i < sums.size() / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  for (; sums.size() > 1; sums.resize((sums.size() + 1) / 2)) {
+    for (size_t i = 0; 2 * i < sums.size(); ++i) {
+      sums[i] = 2 * i + 1 < sums.size() ? sums[2 * i] + sums[2 * i + 1] : sums[2 * i];
+    }
   }
   return sums[0];
 }
@@ -442,7 +444,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
   if (!is_transformed) c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    const int slices = 1 << draw.Int(0, 4);
+    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 16));
     if (is_transformed) {
       c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
     } else {
@@ -593,6 +595,11 @@ Case MakeConv(Draw& draw) {
   op.in_channels = op.group * (depthwise ? 1 : channels);
   op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
   op.window = DrawWindow(draw, 3);
+  if (UsesTensorCores(c.precision) && draw.Coin()) {  // as images with the channels last have them
+    op.group = 1;
+    op.in_channels = 8 * draw.Int(1, 18);
+    op.out_channels = draw.Coin() ? 8 * draw.Int(1, 36) : draw.Int(8, 40);
+  }
   if (c.precision == FloatPrecision::kWinograd && draw.Coin(0.9)) {
     op.group = 1;
     op.window.spatial = 2;
@@ -603,7 +610,7 @@ Case MakeConv(Draw& draw) {
       op.window.pad_end[d] = draw.Int(0, 2);
     }
   }
-  if (c.precision == FloatPrecision::kFloat32 && draw.Coin()) {  // few channels
+  if (c.precision != FloatPrecision::kWinograd && draw.Coin(0.4)) {  // few channels
     op.group = 1;
     op.in_channels = draw.Int(1, 4);
     op.window = DrawWindow(draw, 7);
@@ -688,7 +695,8 @@ Case MakePool(Draw& draw) {
   op.ceil_mode = draw.Coin();
   op.count_include_pad = draw.Coin();
   op.window = DrawWindow(draw, 4);
-  FeedReals(c, draw, PlanesShape(draw, draw.Int(1, 20), op.window.spatial));
+  c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kFloat16});
+  FeedReals(c, draw, PlanesShape(draw, draw.Coin() ? 8 * draw.Int(1, 20) : draw.Int(1, 20), op.window.spatial));
   const Dims& dims = c.fed[0].dims;
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
   const bool global =

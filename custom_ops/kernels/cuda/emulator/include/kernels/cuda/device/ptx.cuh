@@ -109,6 +109,12 @@ inline void StoreToCluster(uint32_t remote, const int4& v, uint32_t remote_barri
   emulator::Transfer([=] { std::memcpy(to, &v, sizeof v); }, emulator::PointerTo(remote_barrier), sizeof v);
 }
 
+inline unsigned LoadWordOr(const void* global, bool load, unsigned other) {
+  return load ? *static_cast<const unsigned*>(global) : other;
+}
+template <typename Params>
+void TouchParams(const Params&) {}
+inline void PrefetchLine(const void*) {}
 template <typename Map>
 void PrefetchMap(const Map&) {}
 
