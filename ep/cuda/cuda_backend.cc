@@ -268,6 +268,14 @@ class CudaBackend final : public Backend {
   bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape> fed) const override {
     return static_cast<const CudaStep&>(step).Node().MayMakeChannelsLast(fed);
   }
+  bool TurnsChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
+    return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
+           static_cast<const CudaStep&>(step).Node().TurnsChannelsLast(fed, i);
+  }
+  std::unique_ptr<Step> CreateTurn() override {
+    return std::make_unique<CudaStep>(cuda::PackTurn(float_precision_),
+                                      [](std::span<const TensorShape> fed) { return fed[0]; });
+  }
   size_t BytesOfChannelsLast() const override {
     return float_precision_ == FloatPrecision::kFloat16 ? sizeof(uint16_t) : sizeof(float);
   }

@@ -160,6 +160,13 @@ class Backend {
     (void)step, (void)fed;
     return false;
   }
+  // Whether the step turns that tensor itself where it lies as ONNX has it, with the same results.
+  virtual bool TurnsChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const {
+    (void)step, (void)fed, (void)i;
+    return false;
+  }
+  // A step that turns the one float tensor that it is fed.
+  virtual std::unique_ptr<Step> CreateTurn() { return nullptr; }
   // The bytes of a number there: 2 of float16.
   virtual size_t BytesOfChannelsLast() const { return sizeof(float); }
   // The step whose tensors do.

@@ -18,4 +18,18 @@ std::vector<bool> ChooseChannelsLast(const Backend& backend, std::span<const Ste
   return may;
 }
 
+std::vector<bool> ChooseTurned(const Backend& backend, std::span<const StepTensors> steps,
+                               const std::vector<bool>& channels_last) {
+  std::vector<int> turns(channels_last.size());
+  for (const StepTensors& step : steps) {
+    for (size_t i = 0; i < step.reads.size(); ++i) {
+      if (!channels_last[step.reads[i]] && backend.TurnsChannelsLast(*step.step, step.fed, i))
+        ++turns[step.reads[i]];
+    }
+  }
+  std::vector<bool> out(turns.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = turns[i] > 1;
+  return out;
+}
+
 }  // namespace lowbit::ep

@@ -13,4 +13,8 @@ namespace lowbit::ep {
 std::vector<bool> ChooseChannelsLast(const Backend& backend, std::span<const StepTensors> steps,
                                std::vector<bool> may);
 
+// Of each other tensor whether it is to be turned by a step of its own: several steps would turn it.
+std::vector<bool> ChooseTurned(const Backend& backend, std::span<const StepTensors> steps,
+                               const std::vector<bool>& channels_last);
+
 }  // namespace lowbit::ep

@@ -50,6 +50,7 @@ class Planner {
         lifetime_of_(region_->values),
         planes_(region_->values),
         channels_last_(region_->values),
+        is_turned_(region_->values),
         stores_(region_->ops.size()),
         is_moved_(region_->ops.size()) {
     Require(inputs.size() == region_->inputs.size(), "the region has ", region_->inputs.size(),
@@ -253,6 +254,7 @@ class Planner {
       if (op.reshape || (op.step != nullptr && IsPiece(op.output))) may[Root(op.fed[0])] = false;
     }
     channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
+    is_turned_ = ChooseTurned(*region_->backend, steps, channels_last_);
     if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 
@@ -326,7 +328,9 @@ class Planner {
       const bool has_stores = !stores_[i].moves.empty();
       const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
       const bool has_planes = planes != TensorPlanes{};
-      const ChannelsLast last = ChannelsLastOf(op);
+      std::vector<ValueId> fed = op.fed;
+      if (TurnFed(op, fed)) before = nullptr;
+      const ChannelsLast last = ChannelsLastOf(fed, op.output);
       const bool has_channels_last = last != ChannelsLast{};
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
@@ -337,7 +341,7 @@ class Planner {
           AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
         } else if (has_channels_last) {
           const Step& step = *plan_.variants.emplace_back(region_->backend->InChannelsLast(*op.step, last));
-          AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
+          AddStep(op.name, op.nodes, step, fed, FedShapes(op), Use(op.output));
         } else {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
@@ -349,13 +353,50 @@ class Planner {
     }
   }
 
-  ChannelsLast ChannelsLastOf(const CompiledRegion::Op& op) const {
+  ChannelsLast ChannelsLastOf(std::span<const ValueId> fed, ValueId output) const {
     ChannelsLast last;
-    for (size_t i = 0; i < op.fed.size(); ++i) {
-      if (channels_last_[Root(op.fed[i])]) last.Add(i);
+    for (size_t i = 0; i < fed.size(); ++i) {
+      if (channels_last_[Root(fed[i])]) last.Add(i);
     }
-    last.y = channels_last_[Root(op.output)];
+    last.y = channels_last_[Root(output)];
     return last;
+  }
+
+  // Puts turned tensors in the place of those that `op` would turn itself. Whether a step was added that turns one.
+  bool TurnFed(const CompiledRegion::Op& op, std::vector<ValueId>& fed) {
+    bool has_added = false;
+    for (size_t i = 0; i < fed.size(); ++i) {
+      const size_t root = Root(fed[i]);
+      if (!is_turned_[root] || IsPiece(fed[i]) ||
+          !region_->backend->TurnsChannelsLast(*op.step, FedShapes(op), i))
+        continue;
+      auto turned = turned_.find(root);
+      if (turned == turned_.end()) {
+        turned = turned_.emplace(root, AddTurned(fed[i])).first;
+        has_added = true;
+      }
+      fed[i] = turned->second;
+    }
+    return has_added;
+  }
+
+  // A value beside those of the region, which a step makes of `id`.
+  ValueId AddTurned(ValueId id) {
+    const auto turned = static_cast<ValueId>(shapes_.size());
+    const TensorShape shape = shapes_[At(id)];
+    shapes_.push_back(shape);
+    storage_.push_back(turned);
+    offsets_.push_back(0);
+    leaves_.push_back(false);
+    homes_.emplace_back();
+    lifetime_of_.emplace_back();
+    planes_.push_back(0);
+    channels_last_.push_back(true);
+    is_turned_.push_back(false);
+    const std::array fed = {id};
+    const Step& step = *plan_.variants.emplace_back(region_->backend->CreateTurn());
+    AddStep("channels last", {}, step, fed, std::span(&shape, 1), Use(turned));
+    return turned;
   }
 
   void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores) {
@@ -414,7 +455,7 @@ class Planner {
 
   std::shared_ptr<const CompiledRegion> region_;
   RegionPlan plan_;
-  std::vector<TensorShape> shapes_;                 // by value, as the seven below
+  std::vector<TensorShape> shapes_;                 // by value, as the eight below
   std::vector<ValueId> storage_;                    // see Root
   std::vector<size_t> offsets_;                     // bytes from where the root begins
   std::vector<bool> leaves_;                        // what an output of the region lies in
@@ -422,6 +463,8 @@ class Planner {
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<int> planes_;                         // of roots
   std::vector<bool> channels_last_;                 // of roots
+  std::vector<bool> is_turned_;                     // of roots: for those that read them with the channels last
+  std::map<size_t, ValueId> turned_;                // by root, what holds it so
   std::vector<Stores> stores_;                      // by op
   std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
   std::vector<size_t> copied_;                      // outputs that are copied at the end

@@ -9,6 +9,7 @@
 #include "ep/cpu/cpu_backend.h"
 #include "ep/cpu/team.h"
 #include "ep/region/channels.h"
+#include "ep/region/channels_last.h"
 #include "ep/region/codes.h"
 #include "ep/region/compiled_model.h"
 #include "ep/region/memory_plan.h"
@@ -349,7 +350,7 @@ void TestPlanes() {
   PlaneBackend backend;
   backend.bits = {{&a, 2}, {&pool, 0}, {&b, 2}, {&c, 1}};
   const std::vector<bool> may = {false, true, true, true, false};
-  std::vector<PlaneStep> steps = {
+  std::vector<StepTensors> steps = {
       {&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3}, {&c, {shape}, {3}, 4}};
   const auto chosen = [&] { return ChoosePlanes(backend, steps, may); };
   Expect(chosen() == std::vector<int>{0, 2, 2, 1, 0}, "each tensor has the planes that its readers read");
@@ -360,6 +361,42 @@ void TestPlanes() {
   Expect(chosen() == std::vector<int>{0, 0, 0, 1, 0}, "residuals and what is pooled into them are bytes");
   steps[3].reads = {2};
   Expect(chosen() == std::vector<int>(5), "readers of different bits, and a tensor without any");
+}
+
+// Steps that read tensors with the channels last, those that make them.
+class LastBackend final : public FakeBackend {
+ public:
+  std::set<const Step*> readers, makers;
+
+  bool MayReadChannelsLast(const Step& step, std::span<const TensorShape>, size_t) const override {
+    return readers.count(&step) > 0;
+  }
+  bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape>) const override {
+    return makers.count(&step) > 0;
+  }
+};
+
+// 0 -> a -> 1 -> b -> 2 -> c -> 3, and 1 -> c.
+void TestChannelsLast() {
+  const FakeCopyStep a, b, c;
+  const TensorShape shape{ElementType::kFloat, {2, 16, 3, 3}};
+  LastBackend backend;
+  backend.readers = {&b, &c};
+  backend.makers = {&a, &b, &c};
+  const std::vector<StepTensors> steps = {
+      {&a, {shape}, {0}, 1}, {&b, {shape}, {1}, 2}, {&c, {shape, shape}, {2, 1}, 3}};
+  std::vector<bool> may(4, true);
+  using Chosen = std::vector<bool>;
+  const auto chosen = [&] { return ChooseChannelsLast(backend, steps, may); };
+  Expect(chosen() == Chosen{false, true, true, false}, "what is made and read by such steps alone");
+  may[2] = false;
+  Expect(chosen() == Chosen{false, true, false, false}, "but what may not");
+  may[2] = true;
+  backend.readers = {&b};
+  Expect(chosen() == Chosen(4), "and not what one of its readers cannot read");
+  backend.readers = {&b, &c};
+  backend.makers = {&b};
+  Expect(chosen() == Chosen{false, false, true, false}, "nor what its maker cannot make");
 }
 
 // Blocks with a shortcut around each: the sums lie where the shortcuts did.
@@ -1414,6 +1451,7 @@ int main() {
   TestPartsInPlace();
   TestStoredChannels();
   TestPlanes();
+  TestChannelsLast();
   TestOverwriting();
   TestStepsTogether();
   TestErrorsNameTheNode();

@@ -163,8 +163,9 @@ def test_the_wheel_is_what_runs(cpu: str, there) -> None:
     assert facts["onnxruntime"] == onnxruntime.__version__
     assert facts["version"] == lowbit.__version__
     assert facts["isa"] == ISA[cpu]
-    assert Path(facts["package"]) == aarch64_python.LOWBIT / "lowbit"
-    assert Path(facts["library"]) == aarch64_python.LOWBIT / "onnxruntime_ep_lowbit" / "liblowbit.so"
+    installed = aarch64_python.LOWBIT.resolve()
+    assert Path(facts["package"]).resolve() == installed / "lowbit"
+    assert Path(facts["library"]).resolve() == installed / "onnxruntime_ep_lowbit" / "liblowbit.so"
 
 
 @pytest.mark.parametrize("cpu", CPUS)

@@ -154,12 +154,60 @@ def test_an_addition_behind_a_product_is_a_part_of_it(
             fused = opened(model, float_precision=precision).run(None, {"x": x})[0]
         (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
         kernels = [step["kernel"] for step in plan["steps"] if len(step["nodes"]) > 1]
-        # The means have other dims; what is read twice is added by steps of their own.
-        assert [len(step["nodes"]) for step in plan["steps"]] == [1, 3, 2, 1, 3, 1, 1, 1]
+        # The means have other dims; what is read twice is added by steps of their own. What is read by two convolutions is
+        # turned for both of them.
+        counts = [len(step["nodes"]) for step in plan["steps"] if step["nodes"]]
+        assert counts == [1, 3, 2, 1, 3, 1, 1, 1]
+        assert len(plan["steps"]) - len(counts) == (1 if precision == "tf32" else 0)
         assert ["float_binary" in kernel for kernel in kernels] == [False, False, True]
         assert np.array_equal(fused, apart), "fusing changed a number"
         expected = lowbit.session(model).run(None, {"x": x})[0]
         np.testing.assert_allclose(fused, expected, rtol=0, atol=2e-2 if precision == "tf32" else 2e-5)
+
+
+@pytest.mark.parametrize("precision", ["3xtf32", "float16"])
+def test_images_between_convolutions_have_their_channels_last(
+    precision: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(8)
+    constants, nodes = [], []
+
+    def conv(x: str, outputs: int, channels: int, kernel: int, y: str) -> None:
+        weights = rng.standard_normal((outputs, channels, kernel, kernel)) / np.sqrt(channels * kernel**2)
+        constants.append(numpy_helper.from_array(weights.astype(np.float32), f"w_{y}"))
+        nodes.append(helper.make_node("Conv", [x, f"w_{y}"], [y], pads=[kernel // 2] * 4))
+
+    def node(op: str, inputs: list[str], y: str, **attributes: object) -> None:
+        nodes.append(helper.make_node(op, inputs, [y], **attributes))
+
+    conv("x", 24, 3, 5, "stem")
+    node("MaxPool", ["stem"], "pooled", kernel_shape=[3, 3], strides=[2, 2])
+    conv("pooled", 24, 24, 3, "left")
+    conv("pooled", 24, 24, 1, "right")
+    node("Add", ["left", "right"], "sum")
+    node("Relu", ["sum"], "block")
+    conv("block", 20, 24, 3, "odd")  # channels that are no multiple of 8
+    node("Sigmoid", ["odd"], "y")
+    node("GlobalAveragePool", ["block"], "means")
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, "H", "W"])
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "means")]
+    graph = helper.make_graph(nodes, "nhwc", [image], made, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x = rng.standard_normal((2, 3, 22, 19), dtype=np.float32)
+    with monkeypatch.context() as printing:
+        printing.setenv("LOWBIT_PRINT_PLAN", "json")
+        y, means = opened(model, float_precision=precision).run(None, {"x": x})
+    (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
+    form = "(nhwc float16)" if precision == "float16" else "(nhwc)"
+    # What leaves, and what a Sigmoid reads, lie as ONNX has them.
+    assert [form in step["to"] for step in plan["steps"]] == [True] * 4 + [False] * 3
+    # float32 tensors lie so without another bit, of float16 ones the additions and the means are of rounded numbers.
+    plain = opened(model, float_precision=precision, reference="1").run(None, {"x": x})
+    tolerance = 4e-3 if precision == "float16" else 0
+    np.testing.assert_allclose(y, plain[0], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(means, plain[1], rtol=0, atol=tolerance)
+    expected = lowbit.session(model).run(None, {"x": x})
+    np.testing.assert_allclose(y, expected[0], rtol=0, atol=4e-3 if precision == "float16" else 1e-5)
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -90,6 +90,11 @@ class PackedNode {
     static_cast<void>(fed);
     return false;
   }
+  // Whether it turns that tensor by a kernel of its own where it lies as ONNX has it, with the same results.
+  virtual bool TurnsChannelsLast(std::span<const TensorShape> fed, size_t i) const {
+    static_cast<void>(fed), static_cast<void>(i);
+    return false;
+  }
   // The node whose tensors do.
   virtual std::unique_ptr<PackedNode> InChannelsLast(const ChannelsLast& last) const {
     static_cast<void>(last);
@@ -126,6 +131,8 @@ std::unique_ptr<PackedNode> PackQuantized(const FloatBinaryOp& op, const Quantiz
 // kernel. Throws Error for other nodes.
 bool FusesPool(const TransposeOp& transpose, const FloatPoolOp& pool);
 std::unique_ptr<PackedNode> PackPooled(const TransposeOp& transpose, const FloatPoolOp& pool);
+// One fed float image, turned so that its channels lie last, in the numbers that products of this precision read.
+std::unique_ptr<PackedNode> PackTurn(FloatPrecision precision);
 // One fed tensor, copied to an output of as many bytes.
 std::unique_ptr<PackedNode> PackCopy(const Device& device);
 

@@ -17,7 +17,7 @@ struct FloatParams : SplitParams {
 
 // kProductsOfClock: as ProductRates, of this tile.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
-          int kProductsOfClock, int kUnrolled = 16, int kTeamCount = 1>
+          int kProductsOfClock, int kTeamCount = 1>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
@@ -31,8 +31,7 @@ struct Tile {
   // Elements of a column are copied side by side along k, too, which then lie in other banks.
   static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
   static constexpr double kProducts = kProductsOfClock, kWeightBytes = 4;
-  // The threads of a warp: few addresses of either operand, and those next to each other. Shared memory serves half a warp
-  // at a time where neighbours, or every other two, read the same 16 bytes, and a quarter where they do not.
+  // The threads of a warp: few addresses of either operand, and those next to each other.
   static constexpr int kAcross = kColumns / kThreadColumns;  // threads along a row
   static constexpr int kLanesAcross = kAcross < 8 ? kAcross : 8, kLanesDown = kWarp / kLanesAcross;
   static constexpr int kWarpsAcross = kAcross / kLanesAcross;
@@ -68,12 +67,11 @@ struct Tile {
 
     __device__ __forceinline__ Sums() {
       const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-      const int down = lane / (2 * kLanesAcross) * 2 + lane % 2, across = lane / 2 % kLanesAcross;
-      row = 4 * (warp / kWarpsAcross * kLanesDown + down);
-      column = 4 * (warp % kWarpsAcross * kLanesAcross + across);
+      row = 4 * (warp / kWarpsAcross * kLanesDown + lane / kLanesAcross);
+      column = 4 * (warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross);
     }
     __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
-#pragma unroll kUnrolled
+#pragma unroll
       for (int k = 0; k < kDepth; ++k) {
         float4 w[kFoursDown], x[kFoursAcross];
 #pragma unroll
@@ -98,10 +96,9 @@ struct Tile {
   };
 };
 using Tiles =
-    std::tuple<Tile<128, 128, 8, 8, 3, 135>, Tile<64, 128, 8, 8, 4, 103>, Tile<64, 64, 8, 4, 4, 103>,
-               Tile<64, 32, 8, 4, 4, 115>, Tile<128, 128, 8, 8, 3, 135, 8>, Tile<128, 64, 8, 8, 4, 103, 8>,
-               Tile<64, 64, 8, 8, 4, 103, 8>, Tile<64, 64, 8, 4, 4, 103, 16, 2>,
-               Tile<64, 32, 8, 4, 4, 115, 16, 2>, Tile<64, 32, 4, 4, 4, 80>, Tile<128, 8, 4, 4, 6, 103>>;
+    std::tuple<Tile<128, 128, 8, 8, 3, 104>, Tile<64, 128, 8, 8, 4, 102>, Tile<64, 64, 8, 4, 4, 103>,
+               Tile<64, 32, 8, 4, 4, 109>, Tile<64, 32, 4, 4, 4, 117>, Tile<64, 64, 8, 4, 4, 60, 2>,
+               Tile<64, 32, 8, 4, 4, 60, 2>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 
@@ -142,14 +139,21 @@ void LaunchNarrow(const Run& run, const FloatParams& p) {
   run.Launch(ConvNarrow, grid, kThreads, p);
 }
 
+// Convolutions that bands may serve have one slice, as those have.
+bool HasFewChannels(const FloatParams& p) {
+  constexpr int kMostProducts = 256;
+  return p.groups == 1 && p.channels <= kMostFewChannels && p.k <= kMostProducts;
+}
+
 template <typename Op>
 FloatParams Described(const Op& op, const Limits& limits) {
   FloatParams p;
   DescribeTiles(op, limits, kDepth, p);
   p.pitch = static_cast<int>(BlocksFor(p.rows, 4)) * 4;
-  p.any_slices = true;
+  p.more_slices = true;
   p.taps_first = std::is_same_v<Op, FloatConvOp> && p.channels > 0 && p.channels % kDepth == 0;
   p.chunk = p.taps_first ? kDepth : 1;
+  if (std::is_same_v<Op, FloatConvOp> && HasFewChannels(p)) p.most_slices = 1;
   return p;
 }
 

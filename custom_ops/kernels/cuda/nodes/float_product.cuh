@@ -27,10 +27,11 @@ struct ProductRates {
   static constexpr double kHiding = 3800;  // outputs under way that are half as fast
   // Clocks of the first block, of its cluster, of each block of that.
   static constexpr double kStart = 1500, kJoin = 430, kJoinOfSlice = 86;
-  // Of convolutions with the channels last: in a clock products and bytes of boxes; clocks of a block, of each of its steps
-  // besides, of a copy that is waited for, of an output that is stored or sent, of a cluster, of each block of that.
-  static constexpr double kBoxedHalves = 1700, kBoxedTf32 = 850, kBoxed3xTf32 = 260, kBoxBytes = 36, kBoxStart = 900, kBoxStep = 60, kBoxLatency = 700,
-                          kBoxStored = 0.12, kBoxSent = 0.25, kBoxJoin = 500, kBoxJoinOfSlice = 86;
+  // Of convolutions with the channels last: in a clock products and bytes of boxes; clocks of a wave of blocks, of a copy
+  // that is waited for, of an output of two bytes that is stored, of one that is sent, of each block of a cluster.
+  static constexpr double kBoxedHalves = 2048, kBoxedTf32 = 1000, kBoxed3xTf32 = 310, kBoxBytes = 56,
+                          kBoxWave = 1900, kBoxLatency = 300, kBoxStored = 0.14, kBoxSent = 0.22,
+                          kBoxJoinOfSlice = 156;
   static constexpr double JoinOf(int slices) { return slices > 1 ? kJoin + kJoinOfSlice * slices : 0; }
 };
 

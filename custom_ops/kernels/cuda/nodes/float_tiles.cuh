@@ -43,11 +43,12 @@ namespace lowbit::cuda {
 inline constexpr int kMostSlices = 16;
 
 struct SplitParams : ProductParams {
-  int k = 0, depth = 0;       // of a sum, and with zeros up to whole stages
-  int slices = 1;             // of k; slice s begins behind s / slices of the stages
-  bool any_slices = false;    // there may be any number of them, not a power of two alone
-  int blocks = 1;             // that make them
-  bool in_cluster = false;    // the blocks of a tile are a cluster
+  int k = 0, depth = 0;           // of a sum, and with zeros up to whole stages
+  int slices = 1;                 // of k; slice s begins behind s / slices of the stages
+  int most_slices = kMostSlices;  // that there may be
+  bool more_slices = false;       // 3, 6 and 12, too, besides the powers of two
+  int blocks = 1;                 // that make them
+  bool in_cluster = false;        // the blocks of a tile are a cluster
   FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
   int64_t block_stride = 0;   // where they are not: from a block's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
@@ -687,6 +688,12 @@ constexpr int SharedBytes(bool in_cluster) {
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
+// Which part of the blocks that there is room for clusters of so many make: each lies within about 16 multiprocessors.
+inline double PartInClusters(int blocks, int at_once) {
+  const int room = 16 * at_once;
+  return static_cast<double>(room / blocks * blocks) / room;
+}
+
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
@@ -695,8 +702,9 @@ double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   const int of_tile = static_cast<int>(BlocksFor(slices, kTeams));
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
-  const double blocks = std::ceil(tiles * of_tile / multiprocessors);
   const int at_once = std::min(kThreadsAtOnce / kThreadsOf<T>, kShared / SharedBytes<T>(of_tile > 1));
+  const double blocks =
+      std::ceil(tiles * of_tile / (multiprocessors * (p.more_slices ? PartInClusters(of_tile, at_once) : 1)));
   const double under_way = std::min<double>(blocks, at_once) * T::kOutputs * std::min(slices, kTeams);
   const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
   const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
@@ -742,12 +750,18 @@ inline constexpr int kMostGridRows = 65535;
 // The GPUs that this was made for. What decides the bits is estimated for them, whatever GPU is there.
 inline Device DeviceOfEstimates() { return {.multiprocessors = 132, .shared_bytes = 227 << 10, .name = ""}; }
 
-// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`; a power of two if not `any`.
+// The powers of two; with `between` those and what lies halfway between two of them.
+constexpr int NextSlices(int slices, bool between) {
+  if (!between || slices == 1) return 2 * slices;
+  return slices % 3 == 0 ? slices / 3 * 4 : slices / 2 * 3;
+}
+
+// The cheapest number of slices, or the largest up to what is asked for; one, or at most `most`.
 template <typename Cost>
-int CheapestSlices(int most, int asked, const Cost& cost_of, bool any = false) {
+int CheapestSlices(int most, int asked, const Cost& cost_of, bool between = false) {
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
-  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices += any ? 1 : slices) {
+  for (int slices = 1; slices <= (asked > 0 ? asked : kMostSlices); slices = NextSlices(slices, between)) {
     if (slices > 1 && slices > most) break;
     const double cost = cost_of(slices);
     if (asked > 0 || cost < least) least = cost, best = slices;
@@ -760,8 +774,8 @@ int CheapestSlices(const SplitParams& p, int asked = 0) {
   const auto cost_of = [&, device = DeviceOfEstimates()](int slices) {
     return CheapestTile<Tiles, Column>(p, slices, device).cost;
   };
-  return CheapestSlices(std::min(p.depth / kDepth, kMostGridRows / std::max(1, p.groups)), asked, cost_of,
-                        p.any_slices);
+  const int most = std::min({p.depth / kDepth, kMostGridRows / std::max(1, p.groups), p.most_slices});
+  return CheapestSlices(most, asked, cost_of, p.more_slices);
 }
 
 // Whether 32 bits hold what the kernel computes of pixels.

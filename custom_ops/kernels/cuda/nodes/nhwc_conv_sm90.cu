@@ -64,7 +64,7 @@ template <>
 struct NhwcTilesOf<FloatPrecision::kFloat16> {
   static constexpr auto kOf = FloatPrecision::kFloat16;
   using Types = std::tuple<NhwcTile<kOf, 2, 256, 1>, NhwcTile<kOf, 2, 128, 2>, NhwcTile<kOf, 2, 64, 3>,
-                           NhwcTile<kOf, 1, 128, 3>, NhwcTile<kOf, 1, 64, 4>>;
+                           NhwcTile<kOf, 1, 128, 3>, NhwcTile<kOf, 1, 64, 5>>;
 };
 template <FloatPrecision kOf>
 using NhwcTiles = typename NhwcTilesOf<kOf>::Types;
@@ -433,8 +433,9 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
   if (steps > kMostStages) step = std::max(step, Rates::kBoxLatency / kMostStages);
   const double stored = Rates::kBoxStored * BytesOfNumber(T::kPrecision) / 2;
   const double finish = T::kOutputs * (slices > 1 ? Rates::kBoxSent + stored : stored);
-  const double joined = slices > 1 ? Rates::kBoxJoin + Rates::kBoxJoinOfSlice * slices : 0;
-  return Rates::kStart + joined + std::ceil(blocks / at_once) * (Rates::kBoxStart + steps * (step + Rates::kBoxStep) + at_once * finish);
+  const double joined = slices > 1 ? Rates::kBoxJoinOfSlice * slices : 0;
+  return Rates::kStart + joined +
+         std::ceil(blocks / at_once) * (Rates::kBoxWave + steps * step + at_once * finish);
 }
 
 template <FloatPrecision kOf>
@@ -453,14 +454,28 @@ TileChoice CheapestTile(const NhwcParams& p, int slices, const Device& device) {
 
 // ---- what is packed
 
-// The channels of FewChannelsImage, so that windows begin at multiples of 16 bytes; 0: channels are not few, or taps of a
-// row do not fit into a tile.
-int FewChannels(const FloatConvOp& op, FloatPrecision precision) {
+// How FewChannelsImage has an image of few channels, so that windows begin at multiples of 16 bytes; `channels` is 0 where
+// they are not few, or where taps of a row do not fit into a tile of k.
+struct FewChannels {
+  int channels = 0, fold = 1;
+
+  // Numbers from one square to the next.
+  int Step() const { return fold * fold * channels; }
+};
+FewChannels FewChannelsOf(const FloatConvOp& op, FloatPrecision precision) {
   constexpr int64_t kMostFew = 4;
-  const int64_t stride = op.window.stride[kMaxSpatial - 1], extent = op.window.Extent(kMaxSpatial - 1);
-  if (op.in_channels > kMostFew) return 0;
-  const int channels = stride * BytesOfNumber(precision) % 4 == 0 ? 4 : 8;
-  return extent * channels <= NumbersOfTile(precision) ? channels : 0;
+  constexpr size_t kH = kMaxSpatial - 2, kW = kMaxSpatial - 1;
+  const Window& w = op.window;
+  if (op.in_channels > kMostFew) return {};
+  const auto fits = [&](const FewChannels& few) {
+    return BlocksFor(w.Extent(kW), few.fold) * few.Step() <= NumbersOfTile(precision);
+  };
+  // Squares halve the rows of a window, and with them what is fetched.
+  const bool folds = precision == FloatPrecision::kFloat16 && w.stride[kH] == 2 && w.stride[kW] == 2 &&
+                     w.dilation[kH] == 1 && w.dilation[kW] == 1;
+  if (folds && fits({4, 2})) return {4, 2};
+  const FewChannels few = {w.stride[kW] * BytesOfNumber(precision) % 4 == 0 ? 4 : 8};
+  return fits(few) ? few : FewChannels();
 }
 
 // Which element of 8 of k the words of a step of wgmma are, as a thread has them (LoadColumns).
@@ -472,17 +487,21 @@ std::vector<uint32_t> PackWeights(const NhwcParams& p, const FloatConvOp& op) {
   constexpr int kNumbers = NumbersOfTile(kOf), kParts = PartsOf(kOf), kWords = kRowBytes / 4, kWordsOfChunk = 4;
   constexpr int kPerWord = Words<kOf>::kPerWord;
   const int64_t taps = TapsOf(op), channels = op.in_channels, tiles_of_tap = p.k_tiles / taps;
-  const int64_t few = FewChannels(op, kOf), kernel_w = op.window.kernel[kMaxSpatial - 1];
-  const int64_t tap_step = few * op.window.dilation[kMaxSpatial - 1];
+  const FewChannels few = FewChannelsOf(op, kOf);
+  const int64_t kernel_w = op.window.kernel[kMaxSpatial - 1], dilation = op.window.dilation[kMaxSpatial - 1];
+  const auto place_of = [&](int64_t channel, int64_t tap) {
+    if (few.channels == 0) return tap * tiles_of_tap * kNumbers + channel;
+    const int64_t y = tap / kernel_w, x = tap % kernel_w * dilation;
+    const int64_t in_square = y % few.fold * few.fold + x % few.fold;
+    return y / few.fold * kNumbers + x / few.fold * few.Step() + in_square * few.channels + channel;
+  };
   // The weights of an output in tiles of k.
   std::vector<float> in_order(static_cast<size_t>(p.k_tiles) * kNumbers);
   std::vector<uint32_t> out(static_cast<size_t>((int64_t{p.k_tiles} * kParts * p.rows + kMostRows) * kWords));
   for (int64_t output = 0; output < op.out_channels; ++output) {
     for (int64_t channel = 0; channel < channels; ++channel) {
       for (int64_t tap = 0; tap < taps; ++tap) {
-        const int64_t at = few > 0 ? tap / kernel_w * kNumbers + tap % kernel_w * tap_step + channel
-                                   : tap * tiles_of_tap * kNumbers + channel;
-        in_order[static_cast<size_t>(at)] =
+        in_order[static_cast<size_t>(place_of(channel, tap))] =
             op.weights[static_cast<size_t>((output * channels + channel) * taps + tap)];
       }
     }
@@ -510,13 +529,14 @@ NhwcParams Described(const FloatConvOp& op, FloatPrecision precision, const Limi
   p.n = CheckedSize(op.out_channels, "outputs");
   p.rows = static_cast<int>(BlocksFor(p.n, kRowsTogether)) * kRowsTogether;
   const int64_t tiles_of_tap = BlocksFor(op.in_channels, NumbersOfTile(precision));
-  const bool is_few = FewChannels(op, precision) > 0;
-  p.k_tiles = is_few ? static_cast<int>(op.window.kernel[kMaxSpatial - 2])
+  const FewChannels few = FewChannelsOf(op, precision);
+  const bool is_few = few.channels > 0;
+  p.k_tiles = is_few ? static_cast<int>(BlocksFor(op.window.kernel[kMaxSpatial - 2], few.fold))
                      : CheckedSize(tiles_of_tap * TapsOf(op), "tiles");
   CheckedSize(int64_t{p.k_tiles} * kRowBytes, "sums of bytes");
   p.channels = static_cast<int>(tiles_of_tap * kRowBytes);
   p.pixel_bytes = CheckedSize(op.in_channels * BytesOfNumber(precision), "bytes of a pixel");
-  p.kernel_h = static_cast<int>(op.window.kernel[kMaxSpatial - 2]);
+  p.kernel_h = is_few ? p.k_tiles : static_cast<int>(op.window.kernel[kMaxSpatial - 2]);
   p.kernel_w = is_few ? 1 : static_cast<int>(op.window.kernel[kMaxSpatial - 1]);
   p.dilation_h = static_cast<int>(op.window.dilation[kMaxSpatial - 2]);
   p.dilation_w = is_few ? 1 : static_cast<int>(op.window.dilation[kMaxSpatial - 1]);
@@ -541,20 +561,25 @@ void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const T
 
 // The image that is made of few channels, which `p` is then about.
 FewChannelsImage MakeFew(const FloatConvOp& op, FloatPrecision precision, const TensorShape& x, NhwcParams& p) {
-  FewChannelsImage few;
-  few.halves = BytesOfNumber(precision) == 2;
-  few.channels = FewChannels(op, precision);
-  few.images = static_cast<int>(x.dims[0]);
-  few.top = p.pad_top, few.left = p.pad_left;
-  few.rows = (p.out_h - 1) * p.stride_h + static_cast<int>(op.window.Extent(kMaxSpatial - 2));
-  few.columns = (p.out_w - 1) * p.stride_w + static_cast<int>(op.window.Extent(kMaxSpatial - 1));
-  few.columns += few.columns % 2;  // rows begin at multiples of 16 bytes
-  p.pixel_bytes = p.stride_w * few.PixelBytes();
-  p.row_bytes = few.RowBytes();
-  p.image_bytes = few.rows * p.row_bytes;
-  p.in_h = few.rows, p.in_w = p.out_w;
-  p.stride_w = 1, p.pad_top = p.pad_left = 0;
-  return few;
+  const FewChannels few = FewChannelsOf(op, precision);
+  FewChannelsImage image;
+  image.halves = BytesOfNumber(precision) == 2;
+  image.fold = few.fold, image.channels = few.channels;
+  image.images = static_cast<int>(x.dims[0]);
+  image.top = p.pad_top, image.left = p.pad_left;
+  const auto squares = [&](int out, int stride, int dim) {
+    return static_cast<int>(BlocksFor(int64_t{out - 1} * stride + op.window.Extent(dim), few.fold));
+  };
+  image.rows = squares(p.out_h, p.stride_h, kMaxSpatial - 2);
+  image.columns = squares(p.out_w, p.stride_w, kMaxSpatial - 1);
+  image.columns += image.columns % 2;  // rows begin at multiples of 16 bytes
+  p.pixel_bytes = p.stride_w / few.fold * image.SquareBytes();
+  p.row_bytes = image.RowBytes();
+  p.image_bytes = image.rows * p.row_bytes;
+  p.in_h = image.rows, p.in_w = p.out_w;
+  p.stride_h /= few.fold, p.stride_w = 1;
+  p.pad_top = p.pad_left = 0;
+  return image;
 }
 
 // Windows of the rows of few channels in boxes of `pixels`.
@@ -597,7 +622,7 @@ class PackedNhwcConv final : public PackedNode {
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     constexpr bool kHalves = BytesOfNumber(kOf) == 2;
-    const bool is_few = FewChannels(op_, kOf) > 0;
+    const bool is_few = FewChannelsOf(op_, kOf).channels > 0;
     NhwcParams geometry = shared_;
     SetShapes(op_, is_few, fed[0], y, geometry);
     geometry.limits = LimitsOf(fed, shared_.limits);
@@ -640,6 +665,9 @@ class PackedNhwcConv final : public PackedNode {
     return FitsChannelsLast(fed[i]) && (i == 0 || op_.out_channels % kChannelsOfThread == 0);
   }
   bool MayMakeChannelsLast(Shapes) const override { return op_.out_channels % kChannelsOfThread == 0; }
+  bool TurnsChannelsLast(Shapes fed, size_t i) const override {
+    return i == 0 && MayReadChannelsLast(fed, i);
+  }
   PackedNodePtr InChannelsLast(const ChannelsLast& last) const override {
     return std::make_unique<PackedNhwcConv>(op_, shared_, memory_, device_, tiling_, last);
   }
@@ -673,7 +701,7 @@ PackedNodePtr PackOf(const FloatConvOp& op, const Device& device, const Limits& 
 bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision) {
   constexpr int64_t kMostReach = 64, kMostStride = 8;  // of tensor maps
   if (device.capability != 90 || !UsesTensorCores(precision) || op.group != 1 || op.in_channels == 0 ||
-      (op.in_channels % kChannelsOfThread != 0 && FewChannels(op, precision) == 0)) {
+      (op.in_channels % kChannelsOfThread != 0 && FewChannelsOf(op, precision).channels == 0)) {
     return false;
   }
   const Window& w = op.window;

@@ -20,15 +20,24 @@ struct NhwcPoolParams : Tensors<void, void> {  // count: threads
 struct Eight {
   float v[kChannelsOfThread];
 
-  __device__ __forceinline__ static Eight Load(const uint16_t* x) {
-    const uint4 words = *reinterpret_cast<const uint4*>(x);
+  // The same as they lie.
+  struct Floats {
+    float4 low, high;
+  };
+  template <typename Number>
+  using Raw = std::conditional_t<std::is_same_v<Number, uint16_t>, uint4, Floats>;
+
+  __device__ __forceinline__ static Eight From(const uint4& words) {
     const float2 a = UnpackHalves(words.x), b = UnpackHalves(words.y), c = UnpackHalves(words.z),
                  d = UnpackHalves(words.w);
     return {{a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y}};
   }
-  __device__ __forceinline__ static Eight Load(const float* x) {
-    const float4 a = *reinterpret_cast<const float4*>(x), b = *reinterpret_cast<const float4*>(x + 4);
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+  __device__ __forceinline__ static Eight From(const Floats& of) {
+    return {{of.low.x, of.low.y, of.low.z, of.low.w, of.high.x, of.high.y, of.high.z, of.high.w}};
+  }
+  template <typename Number>
+  __device__ __forceinline__ static Eight Load(const Number* x) {
+    return From(*reinterpret_cast<const Raw<Number>*>(x));
   }
   __device__ __forceinline__ static Eight LoadApart(const float* x, int64_t step) {
     Eight out;
@@ -52,7 +61,8 @@ struct Eight {
 
 // The largest numbers of windows. Windows of one tap only change how an image lies. kHalves: with the channels last numbers
 // are float16; kFromLast, kToLast: they do in x, in y.
-template <bool kHalves, bool kFromLast, bool kToLast>
+// kSide: at most so many taps along either side, all of which are loaded at once; 0: any.
+template <bool kHalves, bool kFromLast, bool kToLast, int kSide>
 __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ NhwcPoolParams p) {
   using Number = std::conditional_t<kHalves, uint16_t, float>;
   const unsigned index = StartThread();
@@ -74,6 +84,31 @@ __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ 
 #pragma unroll
   for (float& v : largest.v) v = -FLT_MAX;
   const bool is_copied = h.kernel == 1 && w.kernel == 1;
+  if constexpr (kSide > 0) {
+    static_assert(kFromLast && kToLast);
+    Number* const y = static_cast<Number*>(p.y) + static_cast<int64_t>(pixel) * p.channels + channel;
+    if (rows.count == 0 || columns.count == 0) return largest.Store(y);
+    const Number* const x =
+        static_cast<const Number*>(p.x) +
+        (static_cast<int64_t>(image) * p.pixels + rows.first * w.in + columns.first) * p.channels + channel;
+    typename Eight::Raw<Number> found[kSide * kSide];
+#pragma unroll
+    for (int t = 0; t < kSide * kSide; ++t) {
+      // Taps that are not there are others once more.
+      const int64_t i = min(static_cast<int64_t>(t / kSide), rows.count - 1) * h.dilation;
+      const int64_t j = min(static_cast<int64_t>(t % kSide), columns.count - 1) * w.dilation;
+      found[t] = *reinterpret_cast<const typename Eight::Raw<Number>*>(x + (i * w.in + j) * p.channels);
+    }
+#pragma unroll
+    for (const auto& raw : found) {
+      const Eight of_tap = Eight::From(raw);
+#pragma unroll
+      for (int c = 0; c < kChannelsOfThread; ++c) {
+        if (of_tap.v[c] > largest.v[c]) largest.v[c] = of_tap.v[c];
+      }
+    }
+    return largest.Store(y);
+  }
   for (int64_t i = 0; i < rows.count; ++i) {
     for (int64_t j = 0; j < columns.count; ++j) {
       const int64_t at = (rows.first + i * h.dilation) * w.in + columns.first + j * w.dilation;
@@ -100,35 +135,39 @@ __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ 
   }
 }
 
-struct FewChannelsParams : Tensors<float, void> {  // count: pixels of y, with those behind the last row
+struct FewChannelsParams : Tensors<float, void> {  // count: squares of y, with those behind the last row
   unsigned lines = 0, in_channels = 0;
   int in_h = 0, in_w = 0, top = 0, left = 0;
   FastDivisor by_columns, by_rows;  // of y
 };
 
-template <bool kHalves, int kChannels>
+template <bool kHalves, int kFold, int kChannels>
 __global__ void __launch_bounds__(kThreads) ToFewChannels(const __grid_constant__ FewChannelsParams p) {
   const unsigned index = StartThread();
   if (index >= p.count) return;
   const auto [line, column] = Divided(index, p.by_columns);
   const auto [image, row] = Divided(line, p.by_rows);
-  const int y = static_cast<int>(row) - p.top, x = static_cast<int>(column) - p.left;
-  float v[kChannels] = {};
-  if (line < p.lines && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w) {
-    const int64_t plane = static_cast<int64_t>(p.in_h) * p.in_w;
-    const float* const from = p.x + static_cast<int64_t>(image) * p.in_channels * plane + y * p.in_w + x;
+  const int64_t plane = static_cast<int64_t>(p.in_h) * p.in_w;
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      if (c < p.in_channels) v[c] = from[c * plane];
+  for (int pixel = 0; pixel < kFold * kFold; ++pixel) {
+    const int y = static_cast<int>(row) * kFold + pixel / kFold - p.top;
+    const int x = static_cast<int>(column) * kFold + pixel % kFold - p.left;
+    float v[kChannels] = {};
+    if (line < p.lines && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w) {
+      const float* const from = p.x + static_cast<int64_t>(image) * p.in_channels * plane + y * p.in_w + x;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        if (c < p.in_channels) v[c] = from[c * plane];
+      }
     }
-  }
 #pragma unroll
-  for (int c = 0; c < kChannels; c += 4) {
-    const int64_t four = static_cast<int64_t>(index) * (kChannels / 4) + c / 4;
-    if constexpr (kHalves) {
-      static_cast<uint2*>(p.y)[four] = make_uint2(PackHalves(v[c], v[c + 1]), PackHalves(v[c + 2], v[c + 3]));
-    } else {
-      static_cast<float4*>(p.y)[four] = make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]);
+    for (int c = 0; c < kChannels; c += 4) {
+      const int64_t four = (static_cast<int64_t>(index) * kFold * kFold + pixel) * (kChannels / 4) + c / 4;
+      if constexpr (kHalves) {
+        static_cast<uint2*>(p.y)[four] = make_uint2(PackHalves(v[c], v[c + 1]), PackHalves(v[c + 2], v[c + 3]));
+      } else {
+        static_cast<float4*>(p.y)[four] = make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]);
+      }
     }
   }
 }
@@ -192,8 +231,17 @@ NhwcPoolParams Geometry(const Window& window, const TensorShape& x, const Tensor
 }
 
 void LaunchMaxPool(const Run& run, bool halves, const ChannelsLast& last, const NhwcPoolParams& p) {
-  std::visit([&](auto half, auto from, auto to) { run.LaunchFor(p.count, NhwcMaxPool<half, from, to>, kThreads, p); },
-             OneOf(halves), OneOf(last.Has(0)), OneOf(last.y));
+  constexpr int kSmall = 3;
+  const WindowDim &h = p.windows.h, &w = p.windows.w;
+  const bool is_small = last.Has(0) && last.y && std::max(h.kernel, w.kernel) <= kSmall;
+  std::visit(
+      [&](auto half, auto from, auto to) {
+        if constexpr (from && to) {
+          if (is_small) return run.LaunchFor(p.count, NhwcMaxPool<half, true, true, kSmall>, kThreads, p);
+        }
+        run.LaunchFor(p.count, NhwcMaxPool<half, from, to, 0>, kThreads, p);
+      },
+      OneOf(halves), OneOf(last.Has(0)), OneOf(last.y));
 }
 
 NodePlanPtr PlanMaxPool(const FloatPoolOp& op, bool halves, const ChannelsLast& last, const TensorShape& x,
@@ -259,7 +307,7 @@ void LaunchToNhwc(const Run& run, bool halves, const float* x, void* y, const Te
 
 void LaunchToFewChannels(const Run& run, const float* x, void* y, const TensorShape& image,
                          const FewChannelsImage& to) {
-  const int64_t count = to.Bytes() / to.PixelBytes();
+  const int64_t count = to.Bytes() / to.SquareBytes();
   Require(count < int64_t{1} << 31, "an image of ", count, " pixels with its padding is too large");
   FewChannelsParams p;
   p.x = x, p.y = y;
@@ -270,9 +318,23 @@ void LaunchToFewChannels(const Run& run, const float* x, void* y, const TensorSh
   p.in_w = static_cast<int>(image.dims.back());
   p.top = to.top, p.left = to.left;
   p.by_columns = MakeDivisor(to.columns), p.by_rows = MakeDivisor(to.rows);
+  if (to.fold == 2) {
+    Require(to.halves && to.channels == 4, "squares of pixels are of 4 channels in float16");
+    return run.LaunchFor(p.count, ToFewChannels<true, 2, 4>, kThreads, p);
+  }
   std::visit(
-      [&](auto halves, auto channels) { run.LaunchFor(p.count, ToFewChannels<halves, channels>, kThreads, p); },
+      [&](auto halves, auto channels) {
+        run.LaunchFor(p.count, ToFewChannels<halves, 1, channels>, kThreads, p);
+      },
       OneOf(to.halves), OneOf<4, 8>(to.channels));
+}
+
+PackedNodePtr PackTurn(FloatPrecision precision) {
+  return MakeNode([halves = BytesOfNumber(precision) == 2](Shapes fed, const TensorShape&) {
+    return MakePlan("to_nhwc", [=, image = fed[0]](const Run& run) {
+      LaunchToNhwc(run, halves, static_cast<const float*>(run.fed[0]), run.y, image);
+    });
+  });
 }
 
 PackedNodePtr PackNhwcPool(const FloatPoolOp& op, FloatPrecision precision, PackedNodePtr plain) {

@@ -18,16 +18,16 @@ bool FitsChannelsLast(const TensorShape& image);
 // From float32 as ONNX has it. Throws Error.
 void LaunchToNhwc(const Run& run, bool halves, const float* x, void* y, const TensorShape& image);
 
-// An image of few channels with zeros around it, [images][rows][columns][channels] and zeros behind the last row:
-// `channels` of them, 4 or 8, of which x has some.
+// An image of few channels with zeros around it, [images][rows][columns][fold][fold][channels] and zeros behind the last
+// row: squares of pixels, or each by itself, with `channels` of which x has some. 4 channels where squares are 2 x 2.
 struct FewChannelsImage {
   bool halves = false;
-  int images = 0, rows = 0, columns = 0, channels = 0;
-  int top = 0, left = 0;  // where x begins
+  int images = 0, rows = 0, columns = 0, fold = 1, channels = 0;
+  int top = 0, left = 0;  // the pixel where x begins
 
   static constexpr int kBytesBehind = 128;
-  int PixelBytes() const { return channels * (halves ? 2 : 4); }
-  int64_t RowBytes() const { return int64_t{columns} * PixelBytes(); }
+  int SquareBytes() const { return fold * fold * channels * (halves ? 2 : 4); }
+  int64_t RowBytes() const { return int64_t{columns} * SquareBytes(); }
   int64_t Bytes() const { return int64_t{images} * rows * RowBytes() + kBytesBehind; }
 };
 // Throws Error.

@@ -134,6 +134,9 @@ class AddedNode final : public PackedNode {
     return IsOneKernel(fed) ? product_->MayReadChannelsLast(fed, i) : i == 0 && product_->MayReadChannelsLast(fed.first(1), 0);
   }
   bool MayMakeChannelsLast(Shapes fed) const override { return IsOneKernel(fed) && product_->MayMakeChannelsLast(fed); }
+  bool TurnsChannelsLast(Shapes fed, size_t i) const override {
+    return i == 0 && product_->TurnsChannelsLast(fed.first(1), i);
+  }
   PackedNodePtr InChannelsLast(const ChannelsLast& last) const override {
     return std::make_unique<AddedNode>(node_, product_->InChannelsLast(last), limits_, device_);
   }

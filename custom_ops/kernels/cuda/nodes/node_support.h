@@ -89,10 +89,10 @@ PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
-// tiles, of which a Conv has all but the last, and at most so many slices of the sums, up to 16; with Tensor Cores a power
-// of two.
+// tiles, of which a Conv has all but the last, and at most so many slices of the sums: powers of two up to 16, without
+// Tensor Cores 3, 6 and 12, too.
 struct FloatTiling {
-  static constexpr int kTiles = 11, kTensorTiles = 4;
+  static constexpr int kTiles = 8, kTensorTiles = 4;
   static constexpr int NhwcTiles(FloatPrecision precision) {
     return precision == FloatPrecision::kFloat16 ? 5 : 4;
   }

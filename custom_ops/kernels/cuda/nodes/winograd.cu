@@ -205,8 +205,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   __syncthreads();
 
   float sums[kThreadRows][kThreadSquares] = {};
-  // Neighbours, and every other two, read the same 16 bytes, of which shared memory serves half a warp at a time.
-  const int down = lane / 8 * 2 + lane % 2, row = down * 4, across = lane / 2 % 4 * 4;
+  const int row = lane / 4 * 4, across = lane % 4 * 4;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch_weights(step + 1);
@@ -251,7 +250,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float* const of_row = sums[pass / 2 * 4 + pass % 2 * 2 + i];
-      float* const to = staged + (point * kPassRows + down * 2 + i) * kPassPitch + across;
+      float* const to = staged + (point * kPassRows + lane / 4 * 2 + i) * kPassPitch + across;
 #pragma unroll
       for (int j = 0; j < kThreadSquares; j += 4) {
         *reinterpret_cast<float4*>(to + j / 4 * kSquareStep) =
@@ -260,8 +259,8 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
     }
     __syncthreads();
     const float* const from = staged + tid / kSquares * kPassPitch + tid % kSquares;
-    const Fours outputs =
-        TransformSums([&](int i, int j) { return from[(j * kSide + i) * (kPassRows * kPassPitch)]; });
+    const Fours outputs = TransformSums(
+        [&](int down, int column) { return from[(column * kSide + down) * (kPassRows * kPassPitch)]; });
     const int pair = pass * kBlock + tid;
     if (p.in_cluster) {
       const int owner = pair >> part_bits, in_part = pair - owner * part;
@@ -298,10 +297,12 @@ dim3 GridOf(const WinogradParams& p) {
 // is there, since it decides the bits. Fitted to five layers on an H100 at batch 1 and 16, to a factor of 1.7.
 double CostOf(const WinogradParams& p, int slices) {
   using Rates = ProductRates;
-  constexpr double kMultiprocessors = 132, kProducts = 58;
-  constexpr double kTransform = 4500;  // of the outputs, and their stores
+  constexpr double kProducts = 58;
+  constexpr double kTransform = 2000;  // of the outputs, and their stores
+  // A multiprocessor has one block at a time, and seven clusters of 16 find room.
+  const double multiprocessors = slices > 8 ? 112 : 132;
   const double blocks = std::ceil(static_cast<double>(BlocksFor(p.squares, kSquares)) *
-                                  BlocksFor(p.rows, kRows) * slices / kMultiprocessors);
+                                  BlocksFor(p.rows, kRows) * slices / multiprocessors);
   const double steps = BlocksFor(p.depth / kDepth, slices);
   const double step = std::max(kPoints * kPairs * kDepth / kProducts,
                                (kWeightFloats + kBlock * kSide) * sizeof(float) / Rates::kBytes);
