@@ -264,7 +264,7 @@ def cuda_build() -> Outcome:
     # What of tests/gpu is quick, and has every form of steps that store, add and map.
     tested = "detector or bias_and_addition or binary_network or attention or excite or in_float or pictures"
     on_emulated = ["tests/gpu/test_models.py", "-k", tested]
-    emulated = ["LOWBIT_TUNE=off", "LOWBIT_CUDA_TRIALS=1"]
+    emulated = ["LOWBIT_TUNE=off"]
     emulated += [f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]
     return checked(
         configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),

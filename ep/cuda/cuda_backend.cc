@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <initializer_list>
 #include <string_view>
 #include <utility>
@@ -246,7 +247,7 @@ class CudaBackend final : public Backend {
   }
 
   int PlanesRead(const Step& step) const override {
-    const bool may = !reference_ && TakesTrials() && !cuda::IsLeftOut(kPlanes);
+    const bool may = !reference_ && !cuda::IsLeftOut(kPlanes);
     return may ? static_cast<const CudaStep&>(step).Node().PlanesRead() : 0;
   }
   bool KeepsPlanes(const Step& step) const override {
@@ -320,6 +321,9 @@ class CudaBackend final : public Backend {
   }
 
   void Tune(RegionPlan& plan) override { tuner_->TuneTogether(plan); }
+  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) override {
+    tuner_->ChooseLayout(plan, make_other);
+  }
   size_t Alignment() const override { return 256; }
   size_t MaxInstances() const override { return kMaxInstances; }
 

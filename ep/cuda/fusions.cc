@@ -1,7 +1,6 @@
 #include "ep/cuda/fusions.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -237,14 +236,6 @@ constexpr Fusion kFusions[] = {
 };
 
 }  // namespace
-
-bool TakesTrials() {
-  static const bool takes = [] {
-    const char* const text = std::getenv("LOWBIT_CUDA_TRIALS");
-    return text != nullptr && std::string_view(text) == "1";
-  }();
-  return takes;
-}
 
 void RequireKnownKernels() {
   std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes, kChannelsLast};

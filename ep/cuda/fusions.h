@@ -50,14 +50,11 @@ inline constexpr const char* kStoredChannels = "stored_channels";
 // The same of a float tensor that is added to what a product makes, and the Relu or Clip behind the sum.
 inline constexpr const char* kFloatSum = "float_sum";
 
-// The same of tensors of few bits that become planes (ep/region/planes.h), which are on trial.
+// The same of tensors of few bits that become planes (ep/region/planes.h).
 inline constexpr const char* kPlanes = "planes";
 
 // The same of float tensors whose channels lie last (core/channels_last.h).
 inline constexpr const char* kChannelsLast = "channels_last";
-
-// Whether what was not seen to pay everywhere is taken: LOWBIT_CUDA_TRIALS is 1.
-bool TakesTrials();
 
 // A node as patterns see it.
 struct FusedNode {

@@ -23,6 +23,8 @@ namespace {
 
 // In the place of a chain's configuration: its convolutions run one after the other.
 constexpr const char* kApart = "apart";
+// How tensors of few bits lie between the steps of a region.
+constexpr const char *kInPlanes = "planes", *kInBytes = "bytes";
 
 std::string DriverVersion() {
   std::ifstream file("/sys/module/nvidia/version");
@@ -175,6 +177,22 @@ std::map<std::string, std::vector<size_t>> GuessedChains(const RegionPlan& plan)
     if (chain != nullptr && !chain->IsSettled()) steps[chain->Key()].push_back(i);
   }
   return steps;
+}
+
+// Of a region at its shapes. The first of its convolutions in planes stands there as it is, so that a compiled model knows
+// that the choice concerns it (Tuner::Choices).
+std::string LayoutKey(const RegionPlan& plan) {
+  std::string all, first;
+  for (const PlannedStep& planned : plan.steps) {
+    const std::string& key = static_cast<const CudaStep*>(planned.step)->Key();
+    all += key;
+    for (const TensorShape& fed : planned.fed_shapes) {
+      for (const int64_t dim : fed.dims) all.append(" ").append(std::to_string(dim));
+    }
+    all += ";";
+    if (first.empty() && planned.output.planes > 0) first = key;
+  }
+  return "planes, " + first + ", region " + TextHash(all);
 }
 
 // Of a GPU that is not there the measurements of one that was.
@@ -488,6 +506,38 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     Warn(std::string(
              "lowbit: a region is not measured as a whole, its kernels are those that were fastest alone: ") +
          e.what());
+  }
+}
+
+void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) {
+  if (tuning_ == Tuning::kOff || reference_) return;
+  try {
+    const std::string key = LayoutKey(plan);
+    std::optional<std::string> chosen =
+        Known(key, [](const std::string& each) { return each == kInPlanes || each == kInBytes; });
+    std::optional<RegionPlan> other;
+    if (tuning_ == Tuning::kOn && !(chosen && IsFiled(key))) {
+      if (!chosen) {
+        other = make_other();
+        const std::lock_guard lock(shared_.measuring);
+        const DeviceScope scope(device_->Ordinal());
+        const RegionTimer timer(plan, device_, use_graph_);
+        const double of_planes = timer.Microseconds(plan), of_bytes = timer.Microseconds(*other);
+        chosen = of_planes <= of_bytes ? kInPlanes : kInBytes;
+        TuneLog log;
+        log.Add("region", key, kInPlanes, of_planes);
+        log.Add("region", key, kInBytes, of_bytes);
+      }
+      Keep(key, *chosen);
+    }
+    if (!chosen) return;
+    {
+      const std::lock_guard lock(mutex_);
+      taken_[key] = *chosen;
+    }
+    if (*chosen == kInBytes) plan = other ? std::move(*other) : make_other();
+  } catch (const std::exception& e) {
+    Warn(std::string("lowbit: a region keeps its planes of bits unmeasured: ") + e.what());
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -185,6 +186,11 @@ class Backend {
   // Called with a plan that was just made: may give its steps faster plans of the same nodes, which take no
   // more scratch memory, and other plans of those that PlanTogether put together, or none. Does not throw.
   virtual void Tune(RegionPlan& plan) { (void)plan; }
+  // Called with a tuned plan whose tensors lie in planes: becomes the one without planes that `make_other` makes, tuned,
+  // where that was measured to be faster. Does not throw.
+  virtual void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) {
+    (void)plan, (void)make_other;
+  }
   // Alignment of tensors inside a region, a power of 2.
   virtual size_t Alignment() const = 0;
   // Instances of one plan that may exist at once.

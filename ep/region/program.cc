@@ -27,6 +27,11 @@ struct ReadyPlan : RegionPlan {
   mutable InstancePool instances;
 };
 
+bool HasPlanes(const RegionPlan& plan) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(),
+                     [](const PlannedStep& step) { return step.output.planes > 0; });
+}
+
 void Print(const RegionPlan& plan) {
   const PlanOutput asked = AskedPlanOutput();
   if (asked == PlanOutput::kNone) return;
@@ -40,8 +45,13 @@ class CompiledProgram final : public Program {
 
   std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) override {
     return *plans_.Get(inputs, [&] {
-      RegionPlan made = MakePlan(region_, inputs);
-      region_->backend->Tune(made);
+      const auto make = [&](bool may_have_planes) {
+        RegionPlan plan = MakePlan(region_, inputs, may_have_planes);
+        region_->backend->Tune(plan);
+        return plan;
+      };
+      RegionPlan made = make(true);
+      if (HasPlanes(made)) region_->backend->ChooseLayout(made, [&] { return make(false); });
       auto plan = std::make_shared<const ReadyPlan>(std::move(made), *region_->backend);
       Print(*plan);
       return plan;

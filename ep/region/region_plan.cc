@@ -63,12 +63,12 @@ class Planner {
     }
   }
 
-  RegionPlan Make() {
+  RegionPlan Make(bool may_have_planes) {
     PlaceGiven();
     InferShapes();
     PlaceOutputs();
     FindStores();
-    FindForms();
+    FindForms(may_have_planes);
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -184,8 +184,7 @@ class Planner {
   // Of what lies in the memory of a root.
   size_t BytesAt(size_t root) const {
     const TensorShape& shape = shapes_[root];
-    if (channels_last_[root])
-      return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
+    if (channels_last_[root]) return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
     return planes_[root] > 0 ? static_cast<size_t>(PlaneBytes(shape.dims, planes_[root])) : BytesOf(shape);
   }
 
@@ -238,7 +237,7 @@ class Planner {
 
   // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
   // or are stored channel by channel.
-  void FindForms() {
+  void FindForms(bool may_have_planes) {
     std::vector<bool> may(region_->values);
     std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -256,7 +255,7 @@ class Planner {
     }
     channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
     is_turned_ = ChooseTurned(*region_->backend, steps, channels_last_);
-    planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
+    if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 
   // Whether a step that runs, or the caller, reads what lies there.
@@ -502,8 +501,9 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
 
 }  // namespace
 
-RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs) {
-  return Planner(std::move(region), inputs).Make();
+RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
+                    bool may_have_planes) {
+  return Planner(std::move(region), inputs).Make(may_have_planes);
 }
 
 std::string RegionPlan::Text() const {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.dialects.graphs import qonnx as qonnx_graphs
 from tests.gpu.support import assert_equal, gpu_session, in_new_process
 from tests.support import lowbit_session, require_native
 
@@ -105,3 +107,38 @@ def test_choices_that_name_no_kernel_cost_nothing(case, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_error(case) -> None:
     path, image, expected = case
     assert_equal(run(path, image, Path("/proc/no/such/folder"), "on"), expected, "no folder")
+
+
+def test_planes_between_steps_are_measured_against_bytes(tmp_path: Path) -> None:
+    """A region of few bits is tuned in both layouts; the one that was faster is kept, and found again."""
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+    graph = qonnx_graphs.QonnxGraph("planes", 5)
+    value = graph.quant(graph.input(["N", 128, "H", "W"], name="x"), sign)
+    for _ in range(3):
+        weights = graph.weights((128, 128, 3, 3), sign)
+        value = graph.quant(graph.node("Conv", [value, weights], pads=[1] * 4), sign)
+    graph.output(value, ["N", 128, None, None])
+    path, folder = tmp_path / "planes.lowbit.onnx", tmp_path / "cache"
+    lowbit.convert(graph.proto(), path)
+    code = f"""
+import numpy as np, onnx
+from tests.gpu.support import assert_equal, gpu_session
+from tests.support import lowbit_session
+feeds = {{"x": np.random.default_rng(0).normal(0, 1, (2, 128, 5, 6)).astype(np.float32)}}
+expected = lowbit_session(onnx.load({str(path)!r})).run(None, feeds)
+for tuning in ("on", "cached"):
+    session = gpu_session({str(path)!r}, {{"tuning": tuning, "cache_dir": {str(folder)!r}}})
+    assert_equal(session.run(None, feeds), expected, tuning)
+"""
+    # Without kernels of bytes no estimate is against planes.
+    left_out = "halo,windows,wgmma,mma,team,vector"
+    found = in_new_process(code, {"LOWBIT_PRINT_PLAN": "json", "LOWBIT_CUDA_WITHOUT": left_out})
+    (file,) = files(folder)
+    entries = [line.split("\t") for line in file.read_text().splitlines()[4:]]
+    (chosen,) = [kernel for _, key, kernel in entries if key.startswith("planes, ")]
+    assert chosen in ("planes", "bytes")
+    lines = [json.loads(line) for line in found["stderr"].splitlines() if line.startswith("{")]
+    plans = [line["steps"] for line in lines if line["lowbit"] == "region"]
+    assert len(plans) == 2
+    for steps in plans:
+        assert any("plane" in step["to"] for step in steps) == (chosen == "planes"), steps

@@ -45,6 +45,14 @@ struct BitsParams : HaloParams {
   int slots = 0;
 };
 
+// Bytes of codes to planes of bits.
+struct PackPlanesParams {
+  const uint8_t* x = nullptr;  // [pixels][channels]
+  uint8_t* planes = nullptr;
+  int pixels = 0, channels = 0, x_bits = 1;  // channels: a multiple of 64
+};
+
+cudaError_t LaunchPackPlanes(const PackPlanesParams& params, const LaunchOptions& options);
 cudaError_t LaunchBits(const BitsParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -334,13 +334,42 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
 #endif
 }
 
+// A thread makes its part of a word of each plane, as one that has finished sums does (HalvesOfPlanes).
+constexpr int kPackThreads = 256;
+
+template <int kBits>
+__global__ void __launch_bounds__(kPackThreads) PackPlanes(const __grid_constant__ PackPlanesParams p) {
+  LetSuccessorsStart();
+  WaitForPredecessors();
+  const int words = (p.channels + kBitWord - 1) / kBitWord, own = static_cast<int>(threadIdx.x) % 4;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kPackThreads / 4) + threadIdx.x / 4;
+  const int64_t pixel = index / words;
+  const int word = static_cast<int>(index - pixel * words);
+  if (pixel >= p.pixels) return;
+  const uint8_t* const from = p.x + pixel * p.channels + word * kBitWord + own * 4;
+  unsigned halves[2][kBits] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (word * kBitWord + half * 64 >= p.channels) break;
+    unsigned codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = *reinterpret_cast<const unsigned*>(from + half * 64 + i * 16);
+    HalvesOfPlanes(codes, halves[half]);
+  }
+#pragma unroll
+  for (int plane = 0; plane < kBits; ++plane) {
+    uint8_t* const to =
+        p.planes + ((static_cast<int64_t>(plane) * words + word) * p.pixels + pixel) * kBitWordBytes;
+    reinterpret_cast<unsigned*>(to)[own] = JoinHalves(halves[0][plane], halves[1][plane]);
+  }
+}
+
 // Codes of few bits become few codes, on lines. Whatever else there is the general instances do.
 template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  const bool is_own =
-      finish == Finish::kWordsTail ||
-      (!kOfPlanes && (finish == Finish::kWordsTailOnLine || finish == Finish::kFloatsOfValues));
+  const bool is_own = finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine ||
+                      finish == Finish::kPlanesTail || (!kOfPlanes && finish == Finish::kFloatsOfValues);
   if (is_own) return finish;
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
 }
@@ -360,14 +389,26 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   };
   const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
   if constexpr (kOfPlanes) {
-    return std::visit(launch, OneOf<kWordsTail, kFloats, kFloatsAdding>(finish));
-  } else {
     return std::visit(launch,
-                      OneOf<kWordsTail, kWordsTailOnLine, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
+                      OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding>(finish));
+  } else {
+    return std::visit(
+        launch,
+        OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
   }
 }
 
 }  // namespace
+
+cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& options) {
+  const int64_t words = int64_t{p.pixels} * ((p.channels + kBitWord - 1) / kBitWord);
+  const auto blocks = static_cast<int>((words * 4 + kPackThreads - 1) / kPackThreads);
+  return std::visit(
+      [&](auto x_bits) {
+        return LaunchKernel<PackPlanes<x_bits>>(options, {Dim(blocks), kPackThreads, 0}, p);
+      },
+      OneOf<1, 2>(p.x_bits));
+}
 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||

@@ -59,6 +59,7 @@ enum class Finish : int {
   // To any number of codes.
   kWordsTail,
   kWordsTailOnLine,
+  kPlanesTail,  // to planes of bits
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
@@ -174,15 +175,19 @@ inline Finish FinishOf(const EpilogueParams& e) {
   const bool has_numbers = e.in_tail || e.values != nullptr || e.table != nullptr;
   if (e.sums == SumForm::kInteger) return has_numbers ? Finish::kIntegersInTail : Finish::kIntegers;
   if (e.values != nullptr) return Finish::kFloatsOfValues;
+  const bool are_on_lines = e.on_lines && !e.lacks_lines, moves = e.table != nullptr || e.place_count > 0;
+  if (are_on_lines && !e.has_residual && !moves) {
+    if (e.plane_count > 0) return Finish::kPlanesTail;
+    if (!e.is_capped) return Finish::kWordsTail;
+  }
   // Instances for any floats alone do more to a sum.
-  if (e.table != nullptr || e.border != nullptr || e.place_count > 0 || e.plane_count > 0)
+  if (moves || e.border != nullptr || e.plane_count > 0)
     return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
   if (!e.has_residual) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
     if (from_zero) return e.is_capped ? Finish::kCappedFromZero : Finish::kFloats;
-    if (!e.on_lines || e.lacks_lines) return Finish::kFloats;
-    return e.is_capped ? Finish::kCappedTail : Finish::kWordsTail;
+    return are_on_lines ? Finish::kCappedTail : Finish::kFloats;
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;

@@ -272,8 +272,9 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 
 // Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
 template <Finish kFinish>
-inline constexpr bool kMayHaveBorders = kMayMap<kFinish> || kFinish == Finish::kIntegers ||
-                                        kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
+inline constexpr bool kMayHaveBorders =
+    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kWordsTail ||
+    kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
 
 // The class of the window of an output.
 __device__ __forceinline__ OutsideTaps TapsOutside(int first, int kernel, int dilation, int size) {
@@ -429,49 +430,94 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
   });
 }
 
-// Whether codes of sums that are finished so may be stored as planes. No others carry the code for it.
+// Whether codes of sums that are finished so may be stored as planes, from shared memory. No others carry the code for
+// it.
 template <Finish kFinish>
-inline constexpr bool kMayHavePlanes =
-    kFinish == Finish::kAny || kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding;
+inline constexpr bool kMayHavePlanes = kFinish == Finish::kAny || kFinish == Finish::kFloatsAdding;
 
-// Stores a tile of staged codes as planes: four threads make a pixel's word of each, 16 bytes in a row, or half of
-// it where a tile has no more channels. Words of eight pixels are a line of 128 bytes.
+// Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64 channels or
+// of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the other one; of channels
+// from `channel` on. `own`: which thread of four it is.
+template <int kHalves>
+__device__ __forceinline__ void StoreWords(const TileParams& p, int pixel, int channel, int own,
+                                           const unsigned (&codes)[kHalves][4]) {
+  constexpr int kHalf = kPlaneChannels / 2;
+  const int words = (p.epilogue.out_channels + kPlaneChannels - 1) / kPlaneChannels;
+  unsigned halves[2][kMostPlanes] = {};
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    if (channel + half * kHalf < p.n) HalvesOfPlanes(codes[half], halves[half]);
+  }
+  const bool is_second = channel % kPlaneChannels != 0, is_whole = kHalves == 2 || channel + kHalf >= p.n;
+#pragma unroll
+  for (int plane = 0; plane < kMostPlanes; ++plane) {
+    if (plane >= p.epilogue.plane_count) break;
+    uint8_t* const to =
+        static_cast<uint8_t*>(p.y) +
+        (static_cast<int64_t>(plane * words + channel / kPlaneChannels) * p.m + pixel) * kPlaneWordBytes +
+        own * 4;
+    if (is_whole && !is_second) {
+      *reinterpret_cast<unsigned*>(to) = JoinHalves(halves[0][plane], halves[1][plane]);
+    } else {
+      reinterpret_cast<uint16_t*>(to)[is_second] = static_cast<uint16_t>(halves[0][plane]);
+    }
+  }
+}
+
+// Stores a tile of staged codes as planes: words of eight pixels are a line of 128 bytes.
 template <int kTileM, int kTileN, int kThreads, typename PixelOf>
 __device__ __forceinline__ void StorePlanes(const TileParams& p, const TilePosition& at,
                                             const uint8_t* staging, int thread, const PixelOf& pixel_of) {
   constexpr int kStride = kTileN + 16, kHalf = kPlaneChannels / 2;
   constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels, kHalves = kTileN / kHalf / kWords;
-  const int words = (p.epilogue.out_channels + kPlaneChannels - 1) / kPlaneChannels;
 #pragma unroll 1
   for (int u = thread; u < kTileM * kWords * 4; u += kThreads) {
     const int word = u / 4 % kWords, row = u / (4 * kWords), pixel = pixel_of(row),
               channel = at.n0 + word * kPlaneChannels;
     if (pixel < 0 || channel >= p.n) continue;
-    unsigned halves[2][kMostPlanes] = {};
+    unsigned codes[kHalves][4];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      if (channel + half * kHalf >= p.n) break;
-      unsigned codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        codes[i] = *reinterpret_cast<const unsigned*>(staging + row * kStride + word * kPlaneChannels +
-                                                      half * kHalf + i * 16 + u % 4 * 4);
+        codes[half][i] = *reinterpret_cast<const unsigned*>(staging + row * kStride + word * kPlaneChannels +
+                                                            half * kHalf + i * 16 + u % 4 * 4);
       }
-      HalvesOfPlanes(codes, halves[half]);
     }
-    const bool is_second = channel % kPlaneChannels != 0, is_whole = kHalves == 2 || channel + kHalf >= p.n;
+    StoreWords(p, pixel, channel, u % 4, codes);
+  }
+}
+
+// Requantizes sums in registers, which began with the biases, and stores their codes as planes from there: a thread has
+// all of the codes that its part of a word is made of.
+template <int kTileN, Finish kFinish, typename Each, typename PixelOf>
+__device__ __forceinline__ void FinishAsPlanes(const TileParams& p, const TilePosition& at,
+                                               const BlockState<kTileN>& state, const Each& each,
+                                               const PixelOf& pixel_of) {
+  constexpr int kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1,
+                kWords = kTileN / kHalves * 2 / kPlaneChannels;
+  unsigned codes[2][kWords][kHalves][4];  // of a row and the one eight below
+  int first_row = 0, own = 0;
+  WithEpilogue<kFinish>(p.epilogue, [&](const auto& requantize) {
+    int four = 0;
+    each([&](int row, int column, const int4& top, const int4& bottom) {
+      const int4 sums[] = {top, bottom};
+      unsigned both[2] = {};
+      requantize(sums, state.Four(column), both);
 #pragma unroll
-    for (int plane = 0; plane < kMostPlanes; ++plane) {
-      if (plane >= p.epilogue.plane_count) break;
-      uint8_t* const to =
-          static_cast<uint8_t*>(p.y) +
-          (static_cast<int64_t>(plane * words + channel / kPlaneChannels) * p.m + pixel) * kPlaneWordBytes +
-          u % 4 * 4;
-      if (is_whole && !is_second) {
-        *reinterpret_cast<unsigned*>(to) = JoinHalves(halves[0][plane], halves[1][plane]);
-      } else {
-        reinterpret_cast<uint16_t*>(to)[is_second] = static_cast<uint16_t>(halves[0][plane]);
-      }
+      for (int i = 0; i < 2; ++i) codes[i][four / 4 / kHalves][four / 4 % kHalves][four % 4] = both[i];
+      ++four;
+      first_row = row;
+      own = column % 16 / 4;
+    });
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int pixel = pixel_of(first_row + 8 * i);
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const int channel = at.n0 + word * kPlaneChannels;
+      if (pixel >= 0 && channel < p.n) StoreWords(p, pixel, channel, own, codes[i][word]);
     }
   }
 }
@@ -483,6 +529,10 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
                                                   uint8_t* shared, const BlockState<kTileN>& state,
                                                   int thread, int barrier, const Each& each,
                                                   const PixelOf& pixel_of) {
+  if constexpr (kFinish == Finish::kPlanesTail) {
+    static_assert(kBiased);
+    return FinishAsPlanes<kTileN, kFinish>(p, at, state, each, pixel_of);
+  }
   constexpr int kStride = kTileN + 16;
   uint8_t* const staging = shared + p.staging_offset;
   RequantizeFragments<kFinish, kBiased, 8 * kStride / 4>(p.epilogue, state, each, [&](int row, int column) {

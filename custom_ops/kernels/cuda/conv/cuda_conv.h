@@ -57,6 +57,7 @@ struct ConvConfig {
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.
   bool apart = false;
+  bool packs = false;          // bits: a kernel before it makes planes of the input
   bool keeps_weights = false;  // residual pair: all weights of a block's channels stay in shared memory
 
   std::string Text() const;

@@ -467,7 +467,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kWordsMultiplied)
     return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
-  if constexpr (kFinish == Finish::kWordsTail)
+  if constexpr (kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail)
     return rounding.template operator()<First::kLines, true, Rounding::kWords>();
   if constexpr (kFinish == Finish::kWordsTailOnLine)
     return adding.template operator()<First::kLines, true, Addition::kOnLine>();

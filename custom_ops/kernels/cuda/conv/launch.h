@@ -1,6 +1,7 @@
 // Launching a tile kernel: which instance of it, grid, cluster.
 #pragma once
 
+#include "core/bit_planes.h"
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/device/launch.h"
@@ -52,6 +53,8 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kWordsTail>();
     case Finish::kWordsTailOnLine:
       return f.template operator()<false, Finish::kWordsTailOnLine>();
+    case Finish::kPlanesTail:
+      return f.template operator()<false, Finish::kPlanesTail>();
     case Finish::kFloats:
       return f.template operator()<false, Finish::kFloats>();
     case Finish::kFloatsAdding:
@@ -62,6 +65,10 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return cudaErrorInvalidValue;
   }
 }
+
+// Whether a tile of so many channels may be finished so: planes are stored in half words at least.
+template <Finish kFinish, int kTileN>
+inline constexpr bool kMayFinish = kFinish != Finish::kPlanesTail || kTileN % (kPlaneChannels / 2) == 0;
 
 // Whether a kernel has an instance. LOWBIT_CUDA_SAMPLE is for builds that show that device code compiles and that no GPU
 // runs, such as CI's: they have some shapes of tiles with every finish, and every shape with some.

@@ -383,9 +383,11 @@ bool PackedConv::MayReadPlanes(int planes) const {
 
 bool PackedConv::MayStorePlanes(int planes) const {
   const EpilogueParams& e = epilogue_;
-  return planes <= kMostPlanes && e.quantized_output && !e.dequantizes && e.values == nullptr &&
-         e.table == nullptr && geometry_.group == 1 && geometry_.out_channels % 64 == 0 &&
-         e.word_lowest >= 0 && e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
+  const bool are_on_lines = (e.on_lines || float_lines_) && !e.lacks_lines;
+  return planes <= kMostPlanes && (e.has_residual || are_on_lines) && e.quantized_output && !e.dequantizes &&
+         e.values == nullptr && e.table == nullptr && geometry_.group == 1 &&
+         geometry_.out_channels % 64 == 0 && e.word_lowest >= 0 &&
+         e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
 }
 
 ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const TensorPlanes& planes) const {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/bit_planes.h"
 #include "core/status.h"
+#include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/plain.h"
@@ -38,12 +40,16 @@ class ConvPlan {
       p.lo = place.rounding->lo;
       p.hi = place.rounding->hi;
     }
-    if (!traits_.has_passes) return;
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
       workspace_ += static_cast<size_t>(RoundUp(bytes, 256));
       return at;
     };
+    if (config.packs) {
+      const int64_t dims[] = {InPixels(), problem_.channels};
+      x_at_ = reserve(PlaneBytes(dims, problem_.x.bits));
+    }
+    if (!traits_.has_passes) return;
     if (conv_->Repacks()) x_at_ = reserve(InPixels() * problem_.channels * problem_.groups);
     if (conv_->NeedsPixelSums()) sums_at_ = reserve(int64_t{params_.groups} * params_.m * 4);
     if (config.splits > 1 && config.split == Split::kWorkspace) {
@@ -72,11 +78,17 @@ class ConvPlan {
       RequireAligned({places[i]});
       p.epilogue.places[i].y = static_cast<uint8_t*>(places[i]) + places_.list[i].at;
     }
+    uint8_t* const scratch = static_cast<uint8_t*>(workspace);
+    if (config_.packs) {
+      const PackPlanesParams pack = {p.x, scratch + x_at_, static_cast<int>(InPixels()),
+                                     static_cast<int>(problem_.channels), problem_.x.bits};
+      Check(LaunchPackPlanes(pack, options), "launching a packing of planes");
+      p.x = pack.planes;
+    }
     if (!traits_.has_passes) {
       Check(launcher_(p, options), "launching a convolution");
       return;
     }
-    uint8_t* const scratch = static_cast<uint8_t*>(workspace);
     if (conv_->Repacks()) {
       RepackParams repack;
       repack.x = p.x;

@@ -39,6 +39,7 @@ std::string ConvConfig::Text() const {
   if (boxes) text += "_boxes";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
   if (apart) text += "_apart";
+  if (packs) text += "_packed";
   if (keeps_weights) text += "_kept";
   return text;
 }
@@ -68,6 +69,7 @@ std::span<const ConvOption> ConvOptions() {
       {"cluster",
        [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kCluster; }},
       {"kept", [](const ConvConfig& config) { return config.keeps_weights; }},
+      {"packed", [](const ConvConfig& config) { return config.packs; }},
       {"producers", [](const ConvConfig& config) { return config.producers; }},
       {"split",
        [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kWorkspace; }}};

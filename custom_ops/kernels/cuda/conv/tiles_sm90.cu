@@ -183,7 +183,8 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
       return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-        if constexpr (HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
+        if constexpr (kMayFinish<kFinish, kTileN> &&
+                      HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
           return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
               static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
         } else {

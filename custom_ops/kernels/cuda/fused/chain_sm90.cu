@@ -477,7 +477,7 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
     if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail ||
-                  kFinish == Finish::kWordsTail) {
+                  kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail) {
       return cudaErrorInvalidValue;  // as any floats (FinishOf)
     } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);

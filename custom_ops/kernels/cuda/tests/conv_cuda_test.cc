@@ -155,12 +155,10 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "planes") {
-      g.out_channels = 64 * Int(1, 5);
-      if (Coin(0.3)) {  // pixels in a row
-        g.kernel_h = g.kernel_w = 1;
-        g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
-      }
+    if (kind == "planes") g.out_channels = 64 * Int(1, 5);
+    if (has_few_bits && Coin(0.3)) {  // pixels in a row
+      g.kernel_h = g.kernel_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
     }
     if (has_few_bits && Coin(0.2)) {  // whose patches have more slabs than there are slots
       s = {1, Int(3, 16), Int(3, 16), 0, 0};
@@ -405,9 +403,9 @@ class Generator : public cuda::Draws {
   }
 
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
-  // take.
+  // take. is_binary: as binary networks have it, so that windows have borders.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
-                 const cuda::Device& device) {
+                 const cuda::Device& device, bool is_binary = false) {
     constexpr int kMostDraws = 100000;
     Node node;
     node.kind = "finish " + std::to_string(static_cast<int>(finish));
@@ -422,11 +420,12 @@ class Generator : public cuda::Draws {
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = has_windows ? 1 : 0;
       Operands(node.spec);
       const bool may_be_signed = finish == cuda::Finish::kIntegersInTail;
-      if (node.spec.x.encoding != Encoding::kUnsigned &&
-          !(may_be_signed && node.spec.x.encoding == Encoding::kSigned)) {
+      if (is_binary ? !IsBipolar(node.spec)
+                    : node.spec.x.encoding != Encoding::kUnsigned &&
+                          !(may_be_signed && node.spec.x.encoding == Encoding::kSigned)) {
         continue;
       }
-      node.spec.x.bits = 8;  // whatever other nodes make
+      if (!is_binary) node.spec.x.bits = 8;  // whatever other nodes make
       if (has_windows) node.spec.x_zero_point = 0;
       node.spec.w_zero_point.assign(node.spec.w_zero_point.size(), 0);
       MakeEpilogue(node.spec);
@@ -1286,6 +1285,10 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
         kFloatsAdding}) {
     const Node node =
         generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(), device);
+    count(TestNode(node, generator, device, by, most, text));
+  }
+  for (const int64_t out : {64, 128}) {
+    const Node node = generator.Finishing(kWordsTail, shape, 128, out, device, true);
     count(TestNode(node, generator, device, by, most, text));
   }
   for (const cuda::Finish finish : {kCappedTailOnLine, kCappedInTail}) {
