@@ -11,9 +11,9 @@
 #include "kernels/cuda/conv/packed_conv.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>

@@ -29,10 +29,11 @@ constexpr int PartsOf(FloatPrecision precision) { return precision == FloatPreci
 
 struct NhwcParams : PixelParams, ColumnParams {
   const void* x = nullptr;
-  void* y = nullptr;                 // with the channels last where makes_last, or as ONNX has it
-  const void* residual = nullptr;    // likewise, where adds_last and limits.adds
-  const uint8_t* weights = nullptr;  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
-  const float* bias = nullptr;       // [n], or null
+  void* y = nullptr;               // with the channels last where makes_last, or as ONNX has it
+  const void* residual = nullptr;  // likewise, where adds_last and limits.adds
+  const uint8_t* weights =
+      nullptr;                  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  const float* bias = nullptr;  // [n], or null
   Limits limits;
   bool adds_last = false, makes_last = false;
   unsigned count = 0;
@@ -136,8 +137,8 @@ struct NhwcBlock {
 #pragma unroll
     for (int part = 0; part < T::kParts; ++part) {
       const int64_t first = (int64_t{k_begin + i} * T::kParts + part) * p.rows + n0;
-      BulkCopy(tiles.at + stage * T::kBytes + T::kBytesA + part * T::kBytesPart, p.weights + first * kRowBytes,
-               T::kBytesPart, ring.full(stage));
+      BulkCopy(tiles.at + stage * T::kBytes + T::kBytesA + part * T::kBytesPart,
+               p.weights + first * kRowBytes, T::kBytesPart, ring.full(stage));
     }
   }
   __device__ __forceinline__ void FetchAll() const {
@@ -168,7 +169,8 @@ struct NhwcBlock {
       // Behind a store the compiler would load nothing: y may lie where the residuals do.
       Residuals residuals[kRuns];
 #pragma unroll
-      for (int run = 0; run < kRuns; ++run) residuals[run] = at.LoadResiduals(p, n0 + column + run * kRowsTogether);
+      for (int run = 0; run < kRuns; ++run)
+        residuals[run] = at.LoadResiduals(p, n0 + column + run * kRowsTogether);
 #pragma unroll
       for (int run = 0; run < kRuns; ++run) {
         float of_run[kChannelsOfThread];
@@ -284,7 +286,8 @@ struct NhwcBlock {
   // Where the outputs of a pixel lie.
   struct Places {
     int pixel;
-    int64_t last, plain, step;  // of the first output, with the channels last or not; then from one to the next
+    int64_t last, plain,
+        step;  // of the first output, with the channels last or not; then from one to the next
 
     __device__ __forceinline__ Places(const NhwcParams& params, int at) : pixel(at) {
       const int pixels = static_cast<int>(params.by_image.divisor), image = Divide(pixel, params.by_image);
@@ -424,12 +427,15 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
   using Rates = ProductRates;
   const double tiles = static_cast<double>(BlocksFor(p.m, T::kM)) * BlocksFor(p.n, T::kN);
   const double blocks = std::ceil(tiles * slices / device.multiprocessors);
-  constexpr double kProducts = T::kHalves ? Rates::kBoxedHalves : T::kParts == 1 ? Rates::kBoxedTf32 : Rates::kBoxed3xTf32;
-  const double at_once = std::clamp<double>(
-      std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
+  constexpr double kProducts = T::kHalves       ? Rates::kBoxedHalves
+                               : T::kParts == 1 ? Rates::kBoxedTf32
+                                                : Rates::kBoxed3xTf32;
+  const double at_once =
+      std::clamp<double>(std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
   const int steps = static_cast<int>(BlocksFor(p.k_tiles, slices));
-  double step = at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
-                                   T::kBytes / Rates::kBoxBytes);
+  double step =
+      at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
+                         T::kBytes / Rates::kBoxBytes);
   if (steps > kMostStages) step = std::max(step, Rates::kBoxLatency / kMostStages);
   const double stored = Rates::kBoxStored * BytesOfNumber(T::kPrecision) / 2;
   const double finish = T::kOutputs * (slices > 1 ? Rates::kBoxSent + stored : stored);
@@ -484,7 +490,8 @@ constexpr int ElementOfWord(int word) { return word % 4 * 2 + word / 4; }
 // Rows of 128 bytes in the order of shared memory.
 template <FloatPrecision kOf>
 std::vector<uint32_t> PackWeights(const NhwcParams& p, const FloatConvOp& op) {
-  constexpr int kNumbers = NumbersOfTile(kOf), kParts = PartsOf(kOf), kWords = kRowBytes / 4, kWordsOfChunk = 4;
+  constexpr int kNumbers = NumbersOfTile(kOf), kParts = PartsOf(kOf), kWords = kRowBytes / 4,
+                kWordsOfChunk = 4;
   constexpr int kPerWord = Words<kOf>::kPerWord;
   const int64_t taps = TapsOf(op), channels = op.in_channels, tiles_of_tap = p.k_tiles / taps;
   const FewChannels few = FewChannelsOf(op, kOf);
@@ -545,14 +552,16 @@ NhwcParams Described(const FloatConvOp& op, FloatPrecision precision, const Limi
   return p;
 }
 
-void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const TensorShape& y, NhwcParams& p) {
+void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const TensorShape& y,
+               NhwcParams& p) {
   const Windows windows = WindowsOf(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
   const WindowDim &h = windows.h, &w = windows.w;
   p.in_h = static_cast<int>(h.in), p.in_w = static_cast<int>(w.in);
   p.out_h = static_cast<int>(h.out), p.out_w = static_cast<int>(w.out);
   p.stride_h = static_cast<int>(h.stride), p.stride_w = static_cast<int>(w.stride);
   p.pad_top = static_cast<int>(h.pad_begin), p.pad_left = static_cast<int>(w.pad_begin);
-  p.flat = !is_few && p.kernel_h * p.kernel_w == 1 && h.out == h.in && w.out == w.in && p.pad_top == 0 && p.pad_left == 0;
+  p.flat = !is_few && p.kernel_h * p.kernel_w == 1 && h.out == h.in && w.out == w.in && p.pad_top == 0 &&
+           p.pad_left == 0;
   p.m = CheckedSize(x.dims[0] * h.out * w.out, "pixels");
   p.by_image = MakeDivisor(std::max<int64_t>(1, h.out * w.out));
   p.by_row = MakeDivisor(std::max<int64_t>(1, w.out));
@@ -560,7 +569,8 @@ void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const T
 }
 
 // The image that is made of few channels, which `p` is then about.
-FewChannelsImage MakeFew(const FloatConvOp& op, FloatPrecision precision, const TensorShape& x, NhwcParams& p) {
+FewChannelsImage MakeFew(const FloatConvOp& op, FloatPrecision precision, const TensorShape& x,
+                         NhwcParams& p) {
   const FewChannels few = FewChannelsOf(op, precision);
   FewChannelsImage image;
   image.halves = BytesOfNumber(precision) == 2;
@@ -590,7 +600,8 @@ cudaError_t EncodeFew(const NhwcParams& p, int pixels, CUtensorMap* map) {
   const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.row_bytes), wide(p.image_bytes)};
   const int lower[] = {0, 0}, upper[] = {0, (p.out_h - 1) * p.stride_h - p.in_h + 1};
   const cuuint32_t steps[] = {1, 1, static_cast<cuuint32_t>(p.stride_h), 1};
-  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels), steps);
+  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels),
+                       steps);
 }
 
 template <typename T>
@@ -605,7 +616,7 @@ void LaunchTile(const Run& run, NhwcParams p, const Device& device) {
                           T::kThreadsOf, SharedBytesOf<T>(p, p.slices), Dim(1, 1, p.slices)};
   const bool has_plain = !p.makes_last || (p.limits.adds && !p.adds_last);
   run.Check(has_plain ? LaunchKernel<NhwcConv<T, true>>(run.queue, device, shape, p, map)
-                       : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
+                      : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
 }
 
 template <FloatPrecision kOf>
@@ -634,16 +645,15 @@ class PackedNhwcConv final : public PackedNode {
     const int tile =
         tiling_.tile >= 0 ? tiling_.tile : CheapestTile<kOf>(geometry, geometry.slices, device_).tile;
     std::string text = std::string("float_conv_") + NameOf(kOf) + " nhwc";
-    WithTile<NhwcTiles<kOf>>(tile, [&](auto known) {
-      text += " " + std::to_string(known.kM) + "x" + std::to_string(known.kN);
-    });
+    WithTile<NhwcTiles<kOf>>(
+        tile, [&](auto known) { text += " " + std::to_string(known.kM) + "x" + std::to_string(known.kN); });
     if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
     if (!last_.Has(0)) text += " from nchw";
     if (!last_.y) text += " to nchw";
     FewChannelsImage few;
     if (is_few) few = MakeFew(op_, kOf, fed[0], geometry);
-    const auto launch = [=, device = device_, x = fed[0], reads_last = last_.Has(0)](const Run& run,
-                                                                                    const NhwcParams& of_run) {
+    const auto launch = [=, device = device_, x = fed[0], reads_last = last_.Has(0)](
+                            const Run& run, const NhwcParams& of_run) {
       NhwcParams p = of_run;
       if (!reads_last) {
         const auto* const plain = static_cast<const float*>(p.x);
@@ -659,7 +669,8 @@ class PackedNhwcConv final : public PackedNode {
     const int64_t scratch = is_few         ? few.Bytes()
                             : last_.Has(0) ? 0
                                            : CountOf(fed[0].dims) * BytesOfNumber(kOf);
-    return Hold(MakeKernelPlan(text, geometry, launch, static_cast<size_t>(scratch + 255) / 256 * 256), memory_);
+    return Hold(MakeKernelPlan(text, geometry, launch, static_cast<size_t>(scratch + 255) / 256 * 256),
+                memory_);
   }
   bool MayReadChannelsLast(Shapes fed, size_t i) const override {
     return FitsChannelsLast(fed[i]) && (i == 0 || op_.out_channels % kChannelsOfThread == 0);
@@ -716,8 +727,9 @@ bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision pre
 
 PackedNodePtr PackNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                            const Limits& limits, const FloatTiling& tiling) {
-  return std::visit([&](auto of) { return PackOf<decltype(of)::value>(op, device, limits, tiling); },
-                    OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
+  return std::visit(
+      [&](auto of) { return PackOf<decltype(of)::value>(op, device, limits, tiling); },
+      OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
 }
 
 }  // namespace lowbit::cuda
