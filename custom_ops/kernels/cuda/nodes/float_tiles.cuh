@@ -66,19 +66,22 @@ inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { 
 
 // Teams of kBlock threads of a block, one or two, of which each makes a slice.
 template <typename T>
-inline constexpr int kTeamsOf = 1;
+constexpr int TeamsOf() {
+  if constexpr (requires { T::kTeams; }) {
+    return T::kTeams;
+  } else {
+    return 1;
+  }
+}
 template <typename T>
-  requires requires { T::kTeams; }
-inline constexpr int kTeamsOf<T> = T::kTeams;
-template <typename T>
-inline constexpr int kThreadsOf = T::kBlock * kTeamsOf<T>;
+inline constexpr int kThreadsOf = T::kBlock * TeamsOf<T>();
 template <typename T>
 __device__ __forceinline__ int Team() {
-  return kTeamsOf<T> == 1 ? 0 : static_cast<int>(threadIdx.y);
+  return TeamsOf<T>() == 1 ? 0 : static_cast<int>(threadIdx.y);
 }
 template <typename T>
 __device__ __forceinline__ void SyncTeam() {
-  if constexpr (kTeamsOf<T> == 1) {
+  if constexpr (TeamsOf<T>() == 1) {
     __syncthreads();
   } else {
     SyncThreads<T::kBlock>(1 + Team<T>());
@@ -165,7 +168,7 @@ struct WindowSource {
   uint32_t to;
 
   __device__ __forceinline__ static Step* Table(int stage) {
-    __shared__ Step steps[kTeamsOf<T>][T::kStages][T::kDepth];
+    __shared__ Step steps[TeamsOf<T>()][T::kStages][T::kDepth];
     return steps[Team<T>()][stage];
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
@@ -338,14 +341,14 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
 template <typename T>
 __device__ __forceinline__ bool KeepsSquare(int square) {
   constexpr int kSquares = T::kThreadRows * T::kThreadColumns / 16;
-  return kTeamsOf<T> == 1 || square / (kSquares / kTeamsOf<T>) == Team<T>();
+  return TeamsOf<T>() == 1 || square / (kSquares / TeamsOf<T>()) == Team<T>();
 }
 
 // Adds the sums of two teams, those of each square in the team that keeps it. `adds`: the second one has a slice.
 template <typename T>
 __device__ __forceinline__ void AddTeams(typename T::Sums& sums, bool adds, float* stages) {
   constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kSquares = kDown * kAcross;
-  static_assert(kTeamsOf<T> == 2 && kSquares % 2 == 0 && T::kOutputs <= 2 * T::kStages * kStageFloats<T>);
+  static_assert(TeamsOf<T>() == 2 && kSquares % 2 == 0 && T::kOutputs <= 2 * T::kStages * kStageFloats<T>);
   float4* const passed = reinterpret_cast<float4*>(stages) + threadIdx.x;  // [squares][lines][threads]
   __syncthreads();
 #pragma unroll
@@ -354,8 +357,9 @@ __device__ __forceinline__ void AddTeams(typename T::Sums& sums, bool adds, floa
     const int i = square / kAcross * 4, j = square % kAcross * 4;
 #pragma unroll
     for (int line = 0; line < 4; ++line) {
-      passed[(square * 4 + line) * T::kBlock] = make_float4(
-          sums.At(i + line, j), sums.At(i + line, j + 1), sums.At(i + line, j + 2), sums.At(i + line, j + 3));
+      passed[(square * 4 + line) * T::kBlock] =
+          make_float4(sums.At(i + line, j), sums.At(i + line, j + 1), sums.At(i + line, j + 2),
+                      sums.At(i + line, j + 3));
     }
   }
   __syncthreads();
@@ -427,7 +431,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
-  constexpr int kTeams = kTeamsOf<T>;
+  constexpr int kTeams = TeamsOf<T>();
   float* const all_stages = reinterpret_cast<float*>(shared);
   float* const stages = all_stages + Team<T>() * (kStages * kStageFloats<T>);
   // [blocks][a part of the tile]
@@ -683,7 +687,7 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
+  constexpr int kStaged = TeamsOf<T>() * T::kStages * kStageFloats<T>;
   const int received = in_cluster ? T::kOutputs + 4 * kMostSlices : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
@@ -698,7 +702,7 @@ inline double PartInClusters(int blocks, int at_once) {
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   using Rates = ProductRates;
-  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10, kTeams = kTeamsOf<T>;
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10, kTeams = TeamsOf<T>();
   const int of_tile = static_cast<int>(BlocksFor(slices, kTeams));
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
@@ -801,7 +805,7 @@ void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
-                          Dim(1, 1, p.in_cluster ? p.blocks : 1), kTeamsOf<T>};
+                          Dim(1, 1, p.in_cluster ? p.blocks : 1), TeamsOf<T>()};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
@@ -867,7 +871,7 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
-    geometry.blocks = static_cast<int>(BlocksFor(geometry.slices, kTeamsOf<T>));
+    geometry.blocks = static_cast<int>(BlocksFor(geometry.slices, TeamsOf<T>()));
     shared_bytes = SharedBytes<T>(true);
   });
   // Outputs that lie side by side.
