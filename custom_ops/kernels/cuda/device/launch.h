@@ -28,14 +28,12 @@ cudaError_t PrepareKernel(const Device& device) {
   return error;
 }
 
-// What is launched: blocks, of how many threads, how much dynamic shared memory, how many of them a cluster; how often so
-// many threads, along y.
+// What is launched: blocks, of how many threads, how much dynamic shared memory, how many of them a cluster.
 struct LaunchShape {
   dim3 grid;
   int threads;
   int shared_bytes;
   dim3 cluster = {1, 1, 1};
-  int teams = 1;
 };
 
 inline dim3 Dim(int x, int y = 1, int z = 1) {
@@ -55,7 +53,7 @@ cudaError_t LaunchKernel(Queue& queue, const Device& device, const LaunchShape& 
   cluster.val.clusterDim.z = shape.cluster.z;
   const bool has_clusters = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1;
   return queue.LaunchWith({static_cast<size_t>(shape.shared_bytes), &cluster, has_clusters ? 1 : 0}, kKernel,
-                          shape.grid, Dim(shape.threads, shape.teams), params...);
+                          shape.grid, Dim(shape.threads), params...);
 }
 
 // Blocks of `size` that hold `count`: of threads, of elements.

@@ -17,14 +17,14 @@ struct FloatParams : SplitParams {
 
 // kProductsOfClock: as ProductRates, of this tile.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
-          int kProductsOfClock, int kTeamCount = 1>
+          int kProductsOfClock>
 struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns),
-                       kBlocks = 512 / (kBlock * kTeamCount), kRegisters = 128;
-  static constexpr int kDepth = 16, kTeams = kTeamCount;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock,
+                       kRegisters = 128;
+  static constexpr int kDepth = 16;
   using TapSource = ChannelsSource<Tile>;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
   static constexpr int kRowStep = kRows / kFoursDown, kColumnStep = kColumns / kFoursAcross;
@@ -92,13 +92,11 @@ struct Tile {
       }
     }
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
-    __device__ __forceinline__ void Set(int i, int j, float sum) { sums[i][j] = sum; }
   };
 };
 using Tiles =
     std::tuple<Tile<128, 128, 8, 8, 3, 104>, Tile<64, 128, 8, 8, 4, 102>, Tile<64, 64, 8, 4, 4, 103>,
-               Tile<64, 32, 8, 4, 4, 109>, Tile<64, 32, 4, 4, 4, 117>, Tile<64, 64, 8, 4, 4, 60, 2>,
-               Tile<64, 32, 8, 4, 4, 60, 2>, Tile<128, 8, 4, 4, 6, 103>>;
+               Tile<64, 32, 8, 4, 4, 109>, Tile<64, 32, 4, 4, 4, 117>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 

@@ -3,10 +3,10 @@
 //
 // How a sum is made depends on the node and its shapes alone (SumSlices), whatever tiles a GPU is given: k, which runs
 // over the channels and inside one over its taps, is cut into slices, each is summed front to back, and the slices'
-// sums are added by a binary tree. A block makes one slice of a tile of outputs, or two by two teams of threads:
+// sums are added by a binary tree. A block makes one slice of a tile of outputs:
 //
 //   copies of kStages - 1 stages, kDepth elements of k each, are under way while one is multiplied;
-//   the blocks of a tile are a cluster: each gets a part of the tile from all of them, adds and finishes it.
+//   the blocks of a tile's slices are a cluster: each gets a part of the tile from all of them, adds and finishes it.
 //   On GPUs without clusters they write their sums to the workspace, which a second kernel adds.
 //
 // A tile is a type with
@@ -21,7 +21,6 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
-//   kTeams                      if it has them, two, and Sums::Set(row, column, sum);
 //   TapSource                   if it has one, of columns where p.taps_first.
 // Where products are made while the threads do something else, it also has
 //   Weights::Wait               until those of a stage are there;
@@ -47,10 +46,9 @@ struct SplitParams : ProductParams {
   int slices = 1;                 // of k; slice s begins behind s / slices of the stages
   int most_slices = kMostSlices;  // that there may be
   bool more_slices = false;       // 3, 6 and 12, too, besides the powers of two
-  int blocks = 1;                 // that make them
-  bool in_cluster = false;        // the blocks of a tile are a cluster
+  bool in_cluster = false;        // the blocks of a tile's slices are a cluster
   FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
-  int64_t block_stride = 0;   // where they are not: from a block's sums in the workspace to the next one's
+  int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
   bool taps_first = false;    // k runs over the channels of a stage at each tap, then over the next ones
   FastDivisor by_taps;
@@ -63,27 +61,6 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 // each other takes the place of the stages.
 template <typename T>
 inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { weights.Wait(0, 0u); };
-
-// Teams of kBlock threads of a block, one or two, of which each makes a slice.
-template <typename T>
-inline constexpr int kTeamsOf = 1;
-template <typename T>
-  requires requires { T::kTeams; }
-inline constexpr int kTeamsOf<T> = T::kTeams;
-template <typename T>
-inline constexpr int kThreadsOf = T::kBlock * kTeamsOf<T>;
-template <typename T>
-__device__ __forceinline__ int Team() {
-  return kTeamsOf<T> == 1 ? 0 : static_cast<int>(threadIdx.y);
-}
-template <typename T>
-__device__ __forceinline__ void SyncTeam() {
-  if constexpr (kTeamsOf<T> == 1) {
-    __syncthreads();
-  } else {
-    SyncThreads<T::kBlock>(1 + Team<T>());
-  }
-}
 
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
@@ -165,8 +142,8 @@ struct WindowSource {
   uint32_t to;
 
   __device__ __forceinline__ static Step* Table(int stage) {
-    __shared__ Step steps[kTeamsOf<T>][T::kStages][T::kDepth];
-    return steps[Team<T>()][stage];
+    __shared__ Step steps[T::kStages][T::kDepth];
+    return steps[stage];
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x) {
@@ -334,48 +311,6 @@ __device__ __forceinline__ void StoreFours(const SplitParams& p, float* y, int g
   }
 }
 
-// Whether a thread finishes a square of its sums. Of two teams, which have sums of the same outputs, each finishes half.
-template <typename T>
-__device__ __forceinline__ bool KeepsSquare(int square) {
-  constexpr int kSquares = T::kThreadRows * T::kThreadColumns / 16;
-  return kTeamsOf<T> == 1 || square / (kSquares / kTeamsOf<T>) == Team<T>();
-}
-
-// Adds the sums of two teams, those of each square in the team that keeps it. `adds`: the second one has a slice.
-template <typename T>
-__device__ __forceinline__ void AddTeams(typename T::Sums& sums, bool adds, float* stages) {
-  constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kSquares = kDown * kAcross;
-  static_assert(kTeamsOf<T> == 2 && kSquares % 2 == 0 && T::kOutputs <= 2 * T::kStages * kStageFloats<T>);
-  float4* const passed = reinterpret_cast<float4*>(stages) + threadIdx.x;  // [squares][lines][threads]
-  __syncthreads();
-#pragma unroll
-  for (int square = 0; square < kSquares; ++square) {
-    if (KeepsSquare<T>(square)) continue;
-    const int i = square / kAcross * 4, j = square % kAcross * 4;
-#pragma unroll
-    for (int line = 0; line < 4; ++line) {
-      passed[(square * 4 + line) * T::kBlock] = make_float4(
-          sums.At(i + line, j), sums.At(i + line, j + 1), sums.At(i + line, j + 2), sums.At(i + line, j + 3));
-    }
-  }
-  __syncthreads();
-  if (!adds && Team<T>() == 0) return;
-#pragma unroll
-  for (int square = 0; square < kSquares; ++square) {
-    if (!KeepsSquare<T>(square)) continue;
-    const int i = square / kAcross * 4, j = square % kAcross * 4;
-#pragma unroll
-    for (int line = 0; line < 4; ++line) {
-      const float4 other = passed[(square * 4 + line) * T::kBlock];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float v = ElementOf(other, e);
-        sums.Set(i + line, j + e, adds ? __fadd_rn(sums.At(i + line, j + e), v) : v);
-      }
-    }
-  }
-}
-
 // Stores a tile's outputs one by one, where fours of them do not lie side by side: by way of the stages' shared memory, so
 // that threads side by side store outputs side by side. The first squares of the threads cover whole rows, as do the next.
 template <typename Column, typename T>
@@ -383,16 +318,15 @@ __device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float
                                               int j0, const typename T::Sums& sums, float* stages) {
   constexpr int kDown = T::kThreadRows / 4, kAcross = T::kThreadColumns / 4, kPassRows = T::kRowStep;
   constexpr int kLine = kStoresColumns<Column> ? kPassRows : T::kColumns;  // outputs side by side
-  constexpr int kThreads = kThreadsOf<T>, kThreadsAlong = kLine < kThreads ? kLine : kThreads;
-  constexpr int kLines = kPassRows * T::kColumns / kLine;
+  constexpr int kLines = kPassRows * T::kColumns / kLine,
+                kThreadsAlong = kLine < T::kBlock ? kLine : T::kBlock;
   static_assert(kLine * kLines <= T::kStages * kStageFloats<T>);
-  const int thread = Team<T>() * T::kBlock + static_cast<int>(threadIdx.x);
+  const int tid = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int down = 0; down < kDown; ++down) {
     __syncthreads();
 #pragma unroll
     for (int across = 0; across < kAcross; ++across) {
-      if (!KeepsSquare<T>(down * kAcross + across)) continue;
       const int column = sums.column + across * T::kColumnStep;
 #pragma unroll
       for (int line = 0; line < 4; ++line) {
@@ -408,11 +342,11 @@ __device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float
       }
     }
     __syncthreads();
-    for (int along = thread % kThreadsAlong; along < kLine; along += kThreadsAlong) {
+    for (int along = tid % kThreadsAlong; along < kLine; along += kThreadsAlong) {
       const int first_row = i0 + down * kPassRows + (kStoresColumns<Column> ? along : 0);
       const int first_column = j0 + (kStoresColumns<Column> ? 0 : along);
       const int64_t first = Column::Target(p, group, first_row, first_column);
-      for (int line = thread / kThreadsAlong; line < kLines; line += kThreads / kThreadsAlong) {
+      for (int line = tid / kThreadsAlong; line < kLines; line += T::kBlock / kThreadsAlong) {
         const int row = first_row + (kStoresColumns<Column> ? 0 : line);
         if (row >= p.rows || first_column + (kStoresColumns<Column> ? line : 0) >= p.columns) break;
         const int64_t at = first + line * Column::LineStep(p);
@@ -427,25 +361,22 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
-  constexpr int kTeams = kTeamsOf<T>;
-  float* const all_stages = reinterpret_cast<float*>(shared);
-  float* const stages = all_stages + Team<T>() * (kStages * kStageFloats<T>);
-  // [blocks][a part of the tile]
-  float* const received = kIsAsync<T> ? all_stages : all_stages + kTeams * kStages * kStageFloats<T>;
-  const int thread = Team<T>() * T::kBlock + static_cast<int>(threadIdx.x);
-  const int group = static_cast<int>(blockIdx.z) / p.blocks,
-            block = static_cast<int>(blockIdx.z) - group * p.blocks, slice = block * kTeams + Team<T>();
+  float* const stages = reinterpret_cast<float*>(shared);
+  // [slices][a part of the tile]
+  float* const received = kIsAsync<T> ? stages : stages + kStages * kStageFloats<T>;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int group = static_cast<int>(blockIdx.z) / p.slices,
+            slice = static_cast<int>(blockIdx.z) - group * p.slices;
   const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
-  const int first = begin_of(slice), k0 = first * T::kDepth;
-  const int steps = slice < p.slices ? begin_of(slice + 1) - first : 0;
+  const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
   const int part = static_cast<int>(p.by_part.divisor);
-  const int own_part = min(part, T::kOutputs / 4 - block * part);  // fours
+  const int own_part = min(part, T::kOutputs / 4 - slice * part);  // fours
   if (p.in_cluster) {
-    if (thread == 0) {
+    if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
       FenceBarrierInit();
-      ArriveExpecting(SharedAddress(&exchange), p.blocks * own_part * 16);
+      ArriveExpecting(SharedAddress(&exchange), p.slices * own_part * 16);
     }
     if constexpr (!kIsAsync<T>) ClusterArrive();
   }
@@ -459,7 +390,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   }
   const Source source(p, group, j0, SharedAddress(stages + T::kWeightFloats));
   for (int s = 0; s < kStages; ++s) source.Prepare(k0 + s * T::kDepth, s);
-  SyncTeam<T>();
+  __syncthreads();
   WaitForPredecessors();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
@@ -482,7 +413,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     WaitForCopies<kStages - 2>();
-    SyncTeam<T>();
+    __syncthreads();
     float* const weights_of_stage = stages + stage * kStageFloats<T>;
     if constexpr (kIsAsync<T>) {
       weights.Wait(stage, parity);
@@ -500,7 +431,6 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     if (p.in_cluster) ClusterArrive();
     sums.Finish();
   }
-  if constexpr (kTeams == 2) AddTeams<T>(sums, 2 * block + 1 < p.slices, all_stages);
 
   // A thread's squares of four by four outputs, each as four lines of four side by side: where in the tile a line
   // begins, and the four.
@@ -525,7 +455,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const auto column_of = [&](int place) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
-  float* const y = p.y + block * p.block_stride;
+  float* const y = p.y + slice * p.slice_stride;
   if (!p.in_cluster) {
     // Every output's place would take more instructions than all else here: it follows from the one of the thread's
     // first row. Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load
@@ -563,7 +493,6 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       if (kMayAdd && kAhead > 0) load(0);
 #pragma unroll
       for (int square = 0; square < kSquares; ++square) {
-        if (!KeepsSquare<T>(square)) continue;
         if (kMayAdd && square + kAhead < kSquares) load(square + kAhead);
 #pragma unroll
         for (int line = 0; line < 4; ++line) {
@@ -577,7 +506,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       if constexpr (kFoursDown * T::kRowStep != T::kRows || kFoursAcross * T::kColumnStep != T::kColumns) {
         store_all(bool_constant<false>(), bool_constant<true>());
       } else {
-        StoreOneByOne<Column, T>(p, y, group, i0, j0, sums, all_stages);
+        StoreOneByOne<Column, T>(p, y, group, i0, j0, sums, stages);
       }
     } else if (p.limits.adds) {
       store_all(bool_constant<true>(), bool_constant<true>());
@@ -591,14 +520,13 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   ClusterWait();
 #pragma unroll
   for (int square = 0; square < kSquares; ++square) {
-    if (!KeepsSquare<T>(square)) continue;
 #pragma unroll
     for (int line = 0; line < 4; ++line) {
       const auto [owner, in_part] = Divided(static_cast<unsigned>(place_of(square, line)) / 4, p.by_part);
       const Fours four = four_of(square, line);
       const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
                           __float_as_int(four.v[3])};
-      StoreToCluster(ClusterAddress(SharedAddress(received + (block * part + in_part) * 4), owner), words,
+      StoreToCluster(ClusterAddress(SharedAddress(received + (slice * part + in_part) * 4), owner), words,
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
@@ -608,7 +536,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
     const int count = own_part * 4 / kWidth;
     const auto place_at = [&](int at) -> FourPlace {
-      const int place = block * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      const int place = slice * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
       return {i, j, Column::Target(p, group, i, j)};
     };
     const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
@@ -623,11 +551,11 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         next_residuals.v[0] = ResidualAt(p, place.at);
       }
     };
-    load_added(thread);
+    load_added(tid);
     WaitBarrier(SharedAddress(&exchange), 0);
-    for (int at = thread; at < count; at += kThreadsOf<T>) {
+    for (int at = tid; at < count; at += T::kBlock) {
       const Fours biases = next_biases, residuals = next_residuals;
-      load_added(at + kThreadsOf<T>);
+      load_added(at + T::kBlock);
       const auto load = [&](int s) {
         const float* const from = received + s * part * 4 + at * kWidth;
         Fours out = {};
@@ -639,7 +567,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         }
         return out;
       };
-      const Fours all = AddSlices(p.blocks, load);
+      const Fours all = AddSlices(p.slices, load);
       const FourPlace place = place_at(at);
       if constexpr (kFours) {
         StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
@@ -656,7 +584,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(kThreadsOf<T>, T::kBlocks)
+__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
     ProductTiles(const __grid_constant__ typename T::Params p) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if constexpr (!kIsAsync<T>)  // those are launched on Hopper alone
@@ -673,8 +601,8 @@ template <typename Column>
 __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__ SliceParams p) {
   const unsigned at = StartThread();
   if (at >= p.product.count) return;
-  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.block_stride + at]}}; };
-  const float sum = AddSlices(p.product.blocks, load).v[0];
+  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
+  const float sum = AddSlices(p.product.slices, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
   p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, ResidualAt(p.product, at));
 }
@@ -683,7 +611,7 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
+  constexpr int kStaged = T::kStages * kStageFloats<T>;
   const int received = in_cluster ? T::kOutputs + 4 * kMostSlices : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
@@ -698,21 +626,19 @@ inline double PartInClusters(int blocks, int at_once) {
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   using Rates = ProductRates;
-  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10, kTeams = kTeamsOf<T>;
-  const int of_tile = static_cast<int>(BlocksFor(slices, kTeams));
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
-  const int at_once = std::min(kThreadsAtOnce / kThreadsOf<T>, kShared / SharedBytes<T>(of_tile > 1));
-  const double blocks =
-      std::ceil(tiles * of_tile / (multiprocessors * (p.more_slices ? PartInClusters(of_tile, at_once) : 1)));
-  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs * std::min(slices, kTeams);
+  const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
+  const double part = p.more_slices ? PartInClusters(slices, at_once) : 1;
+  const double blocks = std::ceil(tiles * slices / (multiprocessors * part));
+  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
   const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
   const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
-  const double of_block = longest * std::min(slices, kTeams);
-  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * of_block;
-  const double stored = 4.0 * T::kOutputs / (of_tile == 1 ? Rates::kBytes : Rates::kSent);
-  return Rates::kStart + Rates::JoinOf(of_tile) +
-         blocks * (std::max(T::kOutputs * of_block / rate, bytes / Rates::kBytes) + stored);
+  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
+  const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
+  return Rates::kStart + Rates::JoinOf(slices) +
+         blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
 }
 
 // Calls fn with the tile of that number.
@@ -795,13 +721,13 @@ inline bool IsNear(const ProductParams& p) {
 
 template <typename Source, typename Column, typename T>
 void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
-  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.blocks));
+  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.slices));
   const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
-                  static_cast<unsigned>(p.groups) * p.blocks);
+                  static_cast<unsigned>(p.groups) * p.slices);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
-                          Dim(1, 1, p.in_cluster ? p.blocks : 1), kTeamsOf<T>};
+                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
@@ -836,11 +762,11 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
                        const Launch& launch) {
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
-  geometry.in_cluster = geometry.blocks > 1 && device.capability >= kFirstClusters &&
-                        (geometry.blocks <= kMostPortable || device.capability == kLargeClusters) &&
+  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
+                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
                         shared_bytes <= device.shared_bytes;
-  if (geometry.blocks == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
-  geometry.block_stride = BlocksFor(geometry.count, 64) * int64_t{64};
+  if (geometry.slices == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
+  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
   const auto in_memory = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
@@ -852,7 +778,7 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
     run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
   };
   return MakeKernelPlan(text + " in memory", geometry, in_memory,
-                        static_cast<size_t>(geometry.blocks * geometry.block_stride) * sizeof(float));
+                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
 }
 
 template <typename Tiles, typename Column, typename Params>
@@ -867,7 +793,6 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
-    geometry.blocks = static_cast<int>(BlocksFor(geometry.slices, kTeamsOf<T>));
     shared_bytes = SharedBytes<T>(true);
   });
   // Outputs that lie side by side.

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   }
   LetSuccessorsStart();
 
-  float* const y = p.y + slice * p.block_stride;
+  float* const y = p.y + slice * p.slice_stride;
   const int part = kPairs / p.slices, part_bits = 31 - __clz(part);
   if (p.in_cluster) ClusterWait();
   float* const staged = points;  // [points][kPassRows][kPassPitch]
@@ -359,7 +359,7 @@ void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device
 bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
 
 NodePlanPtr PlanSquares(WinogradParams geometry, const Device& device, int slices) {
-  geometry.slices = geometry.blocks = CheapestSlices(geometry, slices);
+  geometry.slices = CheapestSlices(geometry, slices);
   const auto launch = [device](const Run& run, WinogradParams p) {
     p.stores_pairs = p.windows.w.out % kMade == 0 && ArePairs(p.y) && ArePairs(p.residual);
     LaunchSquares(run, p, device);

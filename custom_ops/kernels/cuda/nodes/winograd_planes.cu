@@ -208,7 +208,8 @@ PlanesParams Described(const FloatConvOp& op, const Limits& limits, const Tensor
 }  // namespace
 
 double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y) {
-  constexpr double kStart = ProductRates::kStart, kBytes = ProductRates::kBytes * 132;
+  // Of the kernels on either side, an H100, batch 1 and 16.
+  constexpr double kPass = 6000, kBytes = ProductRates::kBytes * 132;
   constexpr int64_t kFewest = 8, kMost = int64_t{1} << 31;
   const auto [points, sums] = ShapesOf(op, y);
   const auto count = [](const TensorShape& shape) {
@@ -220,7 +221,7 @@ double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorSha
     return std::numeric_limits<double>::infinity();
   }
   const double floats = count(x) + count(points) + count(sums) + count(y);
-  return 2 * kStart + floats * sizeof(float) / kBytes + CostOfTiles(ProductsOf(op), points, sums);
+  return 2 * kPass + floats * sizeof(float) / kBytes + CostOfTiles(ProductsOf(op), points, sums);
 }
 
 PackedNodePtr PackWinogradPlanes(const FloatConvOp& op, const Device& device, const Limits& limits,
