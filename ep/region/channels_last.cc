@@ -3,7 +3,7 @@
 namespace lowbit::ep {
 
 std::vector<bool> ChooseChannelsLast(const Backend& backend, std::span<const StepTensors> steps,
-                               std::vector<bool> may) {
+                                     std::vector<bool> may) {
   std::vector<bool> is_made(may.size()), is_read(may.size());
   for (const StepTensors& step : steps) {
     is_made[step.makes] = true;

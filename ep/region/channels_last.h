@@ -8,10 +8,10 @@
 
 namespace lowbit::ep {
 
-// Of each tensor whether it lies so: one does where its maker and all of its readers have kernels for that, and there are
-// any. `may`: which tensors may.
+// Of each tensor whether it lies so: one does where its maker and all of its readers have kernels for that,
+// and there are any. `may`: which tensors may.
 std::vector<bool> ChooseChannelsLast(const Backend& backend, std::span<const StepTensors> steps,
-                               std::vector<bool> may);
+                                     std::vector<bool> may);
 
 // Of each other tensor whether it is to be turned by a step of its own: several steps would turn it.
 std::vector<bool> ChooseTurned(const Backend& backend, std::span<const StepTensors> steps,

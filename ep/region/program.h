@@ -21,8 +21,9 @@ struct Location {
   enum class Kind : uint8_t { kExternal, kWorkspace, kConstant };
   Kind kind = Kind::kWorkspace;
   size_t at = 0;   // index of the external, offset in the workspace, or index of the constant
-  int planes = 0;       // of bits (core/bit_planes.h) that the tensor lies in; 0: as its type says
-  size_t number_bytes = 0;  // of a float tensor whose channels lie last (core/channels_last.h); 0: as ONNX has it
+  int planes = 0;  // of bits (core/bit_planes.h) that the tensor lies in; 0: as its type says
+  size_t number_bytes =
+      0;  // of a float tensor whose channels lie last (core/channels_last.h); 0: as ONNX has it
 };
 
 struct PlannedStep {
@@ -46,7 +47,8 @@ struct RegionPlan {
   std::shared_ptr<const void> owner;
   std::vector<TensorShape> inputs, outputs;
   std::vector<PlannedStep> steps;
-  std::vector<std::shared_ptr<const Step>> variants;  // steps that Backend::Storing, InPlanes and InChannelsLast made
+  std::vector<std::shared_ptr<const Step>>
+      variants;  // steps that Backend::Storing, InPlanes and InChannelsLast made
   size_t workspace_bytes = 0;
   std::vector<DeviceConstant> constants;
   std::string Text() const;  // a line per step

@@ -184,8 +184,7 @@ class Planner {
   // Of what lies in the memory of a root.
   size_t BytesAt(size_t root) const {
     const TensorShape& shape = shapes_[root];
-    if (channels_last_[root])
-      return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
+    if (channels_last_[root]) return BytesOf(shape) / sizeof(float) * region_->backend->BytesOfChannelsLast();
     return planes_[root] > 0 ? static_cast<size_t>(PlaneBytes(shape.dims, planes_[root])) : BytesOf(shape);
   }
 
@@ -464,13 +463,13 @@ class Planner {
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<int> planes_;                         // of roots
   std::vector<bool> channels_last_;                 // of roots
-  std::vector<bool> is_turned_;                     // of roots: for those that read them with the channels last
-  std::map<size_t, ValueId> turned_;                // by root, what holds it so
-  std::vector<Stores> stores_;                      // by op
-  std::vector<bool> is_moved_;                      // by op: stored by those that make what it is fed
-  std::vector<size_t> copied_;                      // outputs that are copied at the end
-  std::vector<std::vector<size_t>> fed_offsets_;    // by step: of what it is fed
-  std::vector<Lifetime> lifetimes_;                 // of tensors and of the steps' scratch memory
+  std::vector<bool> is_turned_;                   // of roots: for those that read them with the channels last
+  std::map<size_t, ValueId> turned_;              // by root, what holds it so
+  std::vector<Stores> stores_;                    // by op
+  std::vector<bool> is_moved_;                    // by op: stored by those that make what it is fed
+  std::vector<size_t> copied_;                    // outputs that are copied at the end
+  std::vector<std::vector<size_t>> fed_offsets_;  // by step: of what it is fed
+  std::vector<Lifetime> lifetimes_;               // of tensors and of the steps' scratch memory
 };
 
 std::string PlaceText(const Location& place) {

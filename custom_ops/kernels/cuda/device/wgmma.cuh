@@ -101,9 +101,10 @@ __device__ __forceinline__ void MultiplyRows(int (&d)[kSums], const unsigned (&a
 template <int kN>
 struct WgmmaHalves {
   static __device__ __forceinline__ void Multiply(float (&d)[kN / 2], uint64_t a, uint64_t b) {
-#define LOWBIT_WGMMA_HALVES(n, sums, operands, ...)                                                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " operands ", 1, 1, 1, 0, 0;" \
-               : __VA_ARGS__                                                                                      \
+#define LOWBIT_WGMMA_HALVES(n, sums, operands, ...)                                           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" sums "}, " operands \
+               ", 1, 1, 1, 0, 0;"                                                             \
+               : __VA_ARGS__                                                                  \
                : "l"(a), "l"(b))
     if constexpr (kN == 64) {
       LOWBIT_WGMMA_HALVES(64, LOWBIT_OPERANDS_32, "%32, %33", LOWBIT_FLOATS_16(0), LOWBIT_FLOATS_16(16));

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/float_precision.h"
 #include "core/channels_last.h"
+#include "core/float_precision.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
 #include "kernels/cuda/conv/cuda_conv.h"

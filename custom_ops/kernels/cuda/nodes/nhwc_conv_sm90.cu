@@ -1,13 +1,14 @@
-// Float convolutions of images whose channels lie last on wgmma, for Hopper (sm_90a). Pixels come as one box that the tensor
-// memory accelerator fetches for a single thread, weights by bulk copies, since they are packed in the very order of shared
-// memory. A warpgroup sums 64 pixels x kN outputs: float16 numbers straight from shared memory, float32 ones from
-// registers, where they are rounded to TF32, or split.
+// Float convolutions of images whose channels lie last on wgmma, for Hopper (sm_90a). Pixels come as one box
+// that the tensor memory accelerator fetches for a single thread, weights by bulk copies, since they are
+// packed in the very order of shared memory. A warpgroup sums 64 pixels x kN outputs: float16 numbers
+// straight from shared memory, float32 ones from registers, where they are rounded to TF32, or split.
 //
-// Of few channels the taps of a row lie side by side in an image that is made with zeros around it (FewChannelsImage): they
-// are one tap of so many channels, and outputs' windows begin so many bytes apart.
+// Of few channels the taps of a row lie side by side in an image that is made with zeros around it
+// (FewChannelsImage): they are one tap of so many channels, and outputs' windows begin so many bytes apart.
 //
-// k runs tap by tap, in each channel by channel, in tiles of 128 bytes, cut into slices as of all float products
-// (float_tiles.cuh): the blocks of a tile's slices are a cluster, in which each gets a part of the tile from all of them.
+// k runs tap by tap, in each channel by channel, in tiles of 128 bytes, cut into slices as of all float
+// products (float_tiles.cuh): the blocks of a tile's slices are a cluster, in which each gets a part of the
+// tile from all of them.
 #include <algorithm>
 
 #include "kernels/cuda/conv/pixel_boxes.cuh"
@@ -20,7 +21,7 @@ namespace {
 
 constexpr int kMostStages = 4;
 constexpr int kFetchers = kWarp;
-constexpr int kMostRows = 128;                        // outputs of a block
+constexpr int kMostRows = 128;  // outputs of a block
 constexpr int kRowsTogether = 4 * kChannelsOfThread;  // outputs among which a thread has eight neighbours
 
 // Numbers of a tile along k.
@@ -29,10 +30,11 @@ constexpr int PartsOf(FloatPrecision precision) { return precision == FloatPreci
 
 struct NhwcParams : PixelParams, ColumnParams {
   const void* x = nullptr;
-  void* y = nullptr;                 // with the channels last where makes_last, or as ONNX has it
-  const void* residual = nullptr;    // likewise, where adds_last and limits.adds
-  const uint8_t* weights = nullptr;  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
-  const float* bias = nullptr;       // [n], or null
+  void* y = nullptr;               // with the channels last where makes_last, or as ONNX has it
+  const void* residual = nullptr;  // likewise, where adds_last and limits.adds
+  const uint8_t* weights =
+      nullptr;                  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  const float* bias = nullptr;  // [n], or null
   Limits limits;
   bool adds_last = false, makes_last = false;
   unsigned count = 0;
@@ -70,7 +72,8 @@ template <FloatPrecision kOf>
 using NhwcTiles = typename NhwcTilesOf<kOf>::Types;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The sum of so many slices' sums, load(slice) of each, from `first` on, as AddSlices adds them, with few in registers.
+// The sum of so many slices' sums, load(slice) of each, from `first` on, as AddSlices adds them, with few in
+// registers.
 template <int kMost, typename Load>
 __device__ __forceinline__ Fours AddInTurn(int slices, int first, const Load& load) {
   if constexpr (kMost == 1) {
@@ -106,7 +109,8 @@ struct NhwcBlock {
             n0 = (static_cast<int>(blockIdx.x) - down * static_cast<int>(p.by_columns.divisor)) * T::kN;
   const int k_begin = slice * p.k_tiles / p.slices, count = (slice + 1) * p.k_tiles / p.slices - k_begin;
   StageRing ring = {SharedAddress(fixed.barriers), p.stages};
-  // Of the eight outputs that a thread has side by side, of every kRowsTogether; the others are eight pixels below.
+  // Of the eight outputs that a thread has side by side, of every kRowsTogether; the others are eight pixels
+  // below.
   const int row = thread / kWarp * 16 + thread % kWarp / 4, column = thread % 4 * kChannelsOfThread;
 
   __device__ __forceinline__ void SetUp() {
@@ -136,8 +140,8 @@ struct NhwcBlock {
 #pragma unroll
     for (int part = 0; part < T::kParts; ++part) {
       const int64_t first = (int64_t{k_begin + i} * T::kParts + part) * p.rows + n0;
-      BulkCopy(tiles.at + stage * T::kBytes + T::kBytesA + part * T::kBytesPart, p.weights + first * kRowBytes,
-               T::kBytesPart, ring.full(stage));
+      BulkCopy(tiles.at + stage * T::kBytes + T::kBytesA + part * T::kBytesPart,
+               p.weights + first * kRowBytes, T::kBytesPart, ring.full(stage));
     }
   }
   __device__ __forceinline__ void FetchAll() const {
@@ -168,7 +172,8 @@ struct NhwcBlock {
       // Behind a store the compiler would load nothing: y may lie where the residuals do.
       Residuals residuals[kRuns];
 #pragma unroll
-      for (int run = 0; run < kRuns; ++run) residuals[run] = at.LoadResiduals(p, n0 + column + run * kRowsTogether);
+      for (int run = 0; run < kRuns; ++run)
+        residuals[run] = at.LoadResiduals(p, n0 + column + run * kRowsTogether);
 #pragma unroll
       for (int run = 0; run < kRuns; ++run) {
         float of_run[kChannelsOfThread];
@@ -207,8 +212,8 @@ struct NhwcBlock {
     HoldRegisters(sums);
   }
 
-  // A step of 8 numbers of k, of which a thread has two neighbours in either row: they are elements q and q + 4 of an
-  // instruction, as weights are packed.
+  // A step of 8 numbers of k, of which a thread has two neighbours in either row: they are elements q and q +
+  // 4 of an instruction, as weights are packed.
   __device__ __forceinline__ void LoadColumns(const uint8_t* pixels, int step,
                                               unsigned (&a)[T::kParts][4]) const {
     const int q = thread % 4, chunk = (2 * step + q / 2) ^ row % 8;
@@ -228,8 +233,8 @@ struct NhwcBlock {
   }
   __device__ __forceinline__ void MultiplyFloats(float (&sums)[kSums]) const {
     constexpr int kSteps = kRowBytes / 4 / kStepWords;
-    // Of two parts each, the sums of a tile of k by themselves: the units cut what they add, so that errors grow with the
-    // length of a sum that they make.
+    // Of two parts each, the sums of a tile of k by themselves: the units cut what they add, so that errors
+    // grow with the length of a sum that they make.
     float of_tile[kSums];
     auto& c = T::kParts == 2 ? of_tile : sums;
 #pragma unroll
@@ -284,7 +289,8 @@ struct NhwcBlock {
   // Where the outputs of a pixel lie.
   struct Places {
     int pixel;
-    int64_t last, plain, step;  // of the first output, with the channels last or not; then from one to the next
+    int64_t last, plain,
+        step;  // of the first output, with the channels last or not; then from one to the next
 
     __device__ __forceinline__ Places(const NhwcParams& params, int at) : pixel(at) {
       const int pixels = static_cast<int>(params.by_image.divisor), image = Divide(pixel, params.by_image);
@@ -424,12 +430,15 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
   using Rates = ProductRates;
   const double tiles = static_cast<double>(BlocksFor(p.m, T::kM)) * BlocksFor(p.n, T::kN);
   const double blocks = std::ceil(tiles * slices / device.multiprocessors);
-  constexpr double kProducts = T::kHalves ? Rates::kBoxedHalves : T::kParts == 1 ? Rates::kBoxedTf32 : Rates::kBoxed3xTf32;
-  const double at_once = std::clamp<double>(
-      std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
+  constexpr double kProducts = T::kHalves       ? Rates::kBoxedHalves
+                               : T::kParts == 1 ? Rates::kBoxedTf32
+                                                : Rates::kBoxed3xTf32;
+  const double at_once =
+      std::clamp<double>(std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
   const int steps = static_cast<int>(BlocksFor(p.k_tiles, slices));
-  double step = at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
-                                   T::kBytes / Rates::kBoxBytes);
+  double step =
+      at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
+                         T::kBytes / Rates::kBoxBytes);
   if (steps > kMostStages) step = std::max(step, Rates::kBoxLatency / kMostStages);
   const double stored = Rates::kBoxStored * BytesOfNumber(T::kPrecision) / 2;
   const double finish = T::kOutputs * (slices > 1 ? Rates::kBoxSent + stored : stored);
@@ -454,8 +463,8 @@ TileChoice CheapestTile(const NhwcParams& p, int slices, const Device& device) {
 
 // ---- what is packed
 
-// How FewChannelsImage has an image of few channels, so that windows begin at multiples of 16 bytes; `channels` is 0 where
-// they are not few, or where taps of a row do not fit into a tile of k.
+// How FewChannelsImage has an image of few channels, so that windows begin at multiples of 16 bytes;
+// `channels` is 0 where they are not few, or where taps of a row do not fit into a tile of k.
 struct FewChannels {
   int channels = 0, fold = 1;
 
@@ -484,7 +493,8 @@ constexpr int ElementOfWord(int word) { return word % 4 * 2 + word / 4; }
 // Rows of 128 bytes in the order of shared memory.
 template <FloatPrecision kOf>
 std::vector<uint32_t> PackWeights(const NhwcParams& p, const FloatConvOp& op) {
-  constexpr int kNumbers = NumbersOfTile(kOf), kParts = PartsOf(kOf), kWords = kRowBytes / 4, kWordsOfChunk = 4;
+  constexpr int kNumbers = NumbersOfTile(kOf), kParts = PartsOf(kOf), kWords = kRowBytes / 4,
+                kWordsOfChunk = 4;
   constexpr int kPerWord = Words<kOf>::kPerWord;
   const int64_t taps = TapsOf(op), channels = op.in_channels, tiles_of_tap = p.k_tiles / taps;
   const FewChannels few = FewChannelsOf(op, kOf);
@@ -545,14 +555,16 @@ NhwcParams Described(const FloatConvOp& op, FloatPrecision precision, const Limi
   return p;
 }
 
-void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const TensorShape& y, NhwcParams& p) {
+void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const TensorShape& y,
+               NhwcParams& p) {
   const Windows windows = WindowsOf(WindowOf(op, x.dims), x.dims.data() + 2, y.dims.data() + 2);
   const WindowDim &h = windows.h, &w = windows.w;
   p.in_h = static_cast<int>(h.in), p.in_w = static_cast<int>(w.in);
   p.out_h = static_cast<int>(h.out), p.out_w = static_cast<int>(w.out);
   p.stride_h = static_cast<int>(h.stride), p.stride_w = static_cast<int>(w.stride);
   p.pad_top = static_cast<int>(h.pad_begin), p.pad_left = static_cast<int>(w.pad_begin);
-  p.flat = !is_few && p.kernel_h * p.kernel_w == 1 && h.out == h.in && w.out == w.in && p.pad_top == 0 && p.pad_left == 0;
+  p.flat = !is_few && p.kernel_h * p.kernel_w == 1 && h.out == h.in && w.out == w.in && p.pad_top == 0 &&
+           p.pad_left == 0;
   p.m = CheckedSize(x.dims[0] * h.out * w.out, "pixels");
   p.by_image = MakeDivisor(std::max<int64_t>(1, h.out * w.out));
   p.by_row = MakeDivisor(std::max<int64_t>(1, w.out));
@@ -560,7 +572,8 @@ void SetShapes(const FloatConvOp& op, bool is_few, const TensorShape& x, const T
 }
 
 // The image that is made of few channels, which `p` is then about.
-FewChannelsImage MakeFew(const FloatConvOp& op, FloatPrecision precision, const TensorShape& x, NhwcParams& p) {
+FewChannelsImage MakeFew(const FloatConvOp& op, FloatPrecision precision, const TensorShape& x,
+                         NhwcParams& p) {
   const FewChannels few = FewChannelsOf(op, precision);
   FewChannelsImage image;
   image.halves = BytesOfNumber(precision) == 2;
@@ -590,7 +603,8 @@ cudaError_t EncodeFew(const NhwcParams& p, int pixels, CUtensorMap* map) {
   const cuuint64_t strides[] = {wide(p.pixel_bytes), wide(p.row_bytes), wide(p.image_bytes)};
   const int lower[] = {0, 0}, upper[] = {0, (p.out_h - 1) * p.stride_h - p.in_h + 1};
   const cuuint32_t steps[] = {1, 1, static_cast<cuuint32_t>(p.stride_h), 1};
-  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels), steps);
+  return EncodeWindows(map, p.x, sizes, strides, lower, upper, kRowBytes, static_cast<cuuint32_t>(pixels),
+                       steps);
 }
 
 template <typename T>
@@ -605,7 +619,7 @@ void LaunchTile(const Run& run, NhwcParams p, const Device& device) {
                           T::kThreadsOf, SharedBytesOf<T>(p, p.slices), Dim(1, 1, p.slices)};
   const bool has_plain = !p.makes_last || (p.limits.adds && !p.adds_last);
   run.Check(has_plain ? LaunchKernel<NhwcConv<T, true>>(run.queue, device, shape, p, map)
-                       : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
+                      : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
 }
 
 template <FloatPrecision kOf>
@@ -634,16 +648,15 @@ class PackedNhwcConv final : public PackedNode {
     const int tile =
         tiling_.tile >= 0 ? tiling_.tile : CheapestTile<kOf>(geometry, geometry.slices, device_).tile;
     std::string text = std::string("float_conv_") + NameOf(kOf) + " nhwc";
-    WithTile<NhwcTiles<kOf>>(tile, [&](auto known) {
-      text += " " + std::to_string(known.kM) + "x" + std::to_string(known.kN);
-    });
+    WithTile<NhwcTiles<kOf>>(
+        tile, [&](auto known) { text += " " + std::to_string(known.kM) + "x" + std::to_string(known.kN); });
     if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
     if (!last_.Has(0)) text += " from nchw";
     if (!last_.y) text += " to nchw";
     FewChannelsImage few;
     if (is_few) few = MakeFew(op_, kOf, fed[0], geometry);
-    const auto launch = [=, device = device_, x = fed[0], reads_last = last_.Has(0)](const Run& run,
-                                                                                    const NhwcParams& of_run) {
+    const auto launch = [=, device = device_, x = fed[0], reads_last = last_.Has(0)](
+                            const Run& run, const NhwcParams& of_run) {
       NhwcParams p = of_run;
       if (!reads_last) {
         const auto* const plain = static_cast<const float*>(p.x);
@@ -659,7 +672,8 @@ class PackedNhwcConv final : public PackedNode {
     const int64_t scratch = is_few         ? few.Bytes()
                             : last_.Has(0) ? 0
                                            : CountOf(fed[0].dims) * BytesOfNumber(kOf);
-    return Hold(MakeKernelPlan(text, geometry, launch, static_cast<size_t>(scratch + 255) / 256 * 256), memory_);
+    return Hold(MakeKernelPlan(text, geometry, launch, static_cast<size_t>(scratch + 255) / 256 * 256),
+                memory_);
   }
   bool MayReadChannelsLast(Shapes fed, size_t i) const override {
     return FitsChannelsLast(fed[i]) && (i == 0 || op_.out_channels % kChannelsOfThread == 0);
@@ -716,8 +730,9 @@ bool HasNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision pre
 
 PackedNodePtr PackNhwcConv(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                            const Limits& limits, const FloatTiling& tiling) {
-  return std::visit([&](auto of) { return PackOf<decltype(of)::value>(op, device, limits, tiling); },
-                    OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
+  return std::visit(
+      [&](auto of) { return PackOf<decltype(of)::value>(op, device, limits, tiling); },
+      OneOf<FloatPrecision::kFloat16, FloatPrecision::kTf32, FloatPrecision::k3xTf32>(precision));
 }
 
 }  // namespace lowbit::cuda

@@ -1,11 +1,11 @@
-// Pools of images whose channels lie last, and what makes such images of others. A thread has 8 channels of a pixel;
-// neighbouring threads have neighbouring pixels where an image is read or made whose pixels lie side by side.
-#include "kernels/cuda/nodes/nhwc_tensors.h"
-
+// Pools of images whose channels lie last, and what makes such images of others. A thread has 8 channels of a
+// pixel; neighbouring threads have neighbouring pixels where an image is read or made whose pixels lie side
+// by side.
 #include <cfloat>
 #include <memory>
 
 #include "kernels/cuda/device/mma_float.cuh"
+#include "kernels/cuda/nodes/nhwc_tensors.h"
 #include "kernels/cuda/nodes/pool_window.cuh"
 
 namespace lowbit::cuda {
@@ -59,9 +59,9 @@ struct Eight {
   }
 };
 
-// The largest numbers of windows. Windows of one tap only change how an image lies. kHalves: with the channels last numbers
-// are float16; kFromLast, kToLast: they do in x, in y.
-// kSide: at most so many taps along either side, all of which are loaded at once; 0: any.
+// The largest numbers of windows. Windows of one tap only change how an image lies. kHalves: with the
+// channels last numbers are float16; kFromLast, kToLast: they do in x, in y. kSide: at most so many taps
+// along either side, all of which are loaded at once; 0: any.
 template <bool kHalves, bool kFromLast, bool kToLast, int kSide>
 __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ NhwcPoolParams p) {
   using Number = std::conditional_t<kHalves, uint16_t, float>;
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ 
   } else {
     const unsigned out_pixels = p.by_out_pixels.divisor;
     const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
-    largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels, out_pixels);
+    largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels,
+                       out_pixels);
   }
 }
 
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(kThreads) ToFewChannels(const __grid_constant_
     for (int c = 0; c < kChannels; c += 4) {
       const int64_t four = (static_cast<int64_t>(index) * kFold * kFold + pixel) * (kChannels / 4) + c / 4;
       if constexpr (kHalves) {
-        static_cast<uint2*>(p.y)[four] = make_uint2(PackHalves(v[c], v[c + 1]), PackHalves(v[c + 2], v[c + 3]));
+        static_cast<uint2*>(p.y)[four] =
+            make_uint2(PackHalves(v[c], v[c + 1]), PackHalves(v[c + 2], v[c + 3]));
       } else {
         static_cast<float4*>(p.y)[four] = make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]);
       }
@@ -172,8 +174,9 @@ __global__ void __launch_bounds__(kThreads) ToFewChannels(const __grid_constant_
   }
 }
 
-// Means of all pixels of an image, to float32, in the order of sums of images that lie as ONNX has them (float_ops.cu): 32
-// threads take turns with the pixels, then the sums of the second half of them are added to those of the first, and so on.
+// Means of all pixels of an image, to float32, in the order of sums of images that lie as ONNX has them
+// (float_ops.cu): 32 threads take turns with the pixels, then the sums of the second half of them are added
+// to those of the first, and so on.
 constexpr unsigned kMeansOfBlock = kThreads / kWarp * kChannelsOfThread;  // channels
 
 template <bool kHalves>
@@ -248,8 +251,9 @@ NodePlanPtr PlanMaxPool(const FloatPoolOp& op, bool halves, const ChannelsLast& 
                         const TensorShape& y) {
   const char* const from = last.Has(0) ? "" : " from nchw";
   const char* const to = last.y ? "" : " to nchw";
-  return MakeKernelPlan(std::string("nhwc_max_pool") + from + to, Geometry(WindowOf(op, x.dims), x, y),
-                        [=](const Run& run, const NhwcPoolParams& p) { LaunchMaxPool(run, halves, last, p); });
+  return MakeKernelPlan(
+      std::string("nhwc_max_pool") + from + to, Geometry(WindowOf(op, x.dims), x, y),
+      [=](const Run& run, const NhwcPoolParams& p) { LaunchMaxPool(run, halves, last, p); });
 }
 
 NodePlanPtr PlanMeans(bool halves, const TensorShape& x, const TensorShape& y) {
@@ -264,7 +268,8 @@ NodePlanPtr PlanMeans(bool halves, const TensorShape& x, const TensorShape& y) {
 
 class NhwcPool final : public PackedNode {
  public:
-  NhwcPool(FloatPoolOp op, bool halves, std::shared_ptr<const PackedNode> plain, const ChannelsLast& last = {})
+  NhwcPool(FloatPoolOp op, bool halves, std::shared_ptr<const PackedNode> plain,
+           const ChannelsLast& last = {})
       : op_(op), halves_(halves), plain_(std::move(plain)), last_(last) {}
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
@@ -322,11 +327,9 @@ void LaunchToFewChannels(const Run& run, const float* x, void* y, const TensorSh
     Require(to.halves && to.channels == 4, "squares of pixels are of 4 channels in float16");
     return run.LaunchFor(p.count, ToFewChannels<true, 2, 4>, kThreads, p);
   }
-  std::visit(
-      [&](auto halves, auto channels) {
-        run.LaunchFor(p.count, ToFewChannels<halves, 1, channels>, kThreads, p);
-      },
-      OneOf(to.halves), OneOf<4, 8>(to.channels));
+  std::visit([&](auto halves,
+                 auto channels) { run.LaunchFor(p.count, ToFewChannels<halves, 1, channels>, kThreads, p); },
+             OneOf(to.halves), OneOf<4, 8>(to.channels));
 }
 
 PackedNodePtr PackTurn(FloatPrecision precision) {

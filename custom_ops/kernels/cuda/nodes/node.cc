@@ -131,9 +131,12 @@ class AddedNode final : public PackedNode {
   }
   std::optional<size_t> Overwrites() const override { return 1; }
   bool MayReadChannelsLast(Shapes fed, size_t i) const override {
-    return IsOneKernel(fed) ? product_->MayReadChannelsLast(fed, i) : i == 0 && product_->MayReadChannelsLast(fed.first(1), 0);
+    return IsOneKernel(fed) ? product_->MayReadChannelsLast(fed, i)
+                            : i == 0 && product_->MayReadChannelsLast(fed.first(1), 0);
   }
-  bool MayMakeChannelsLast(Shapes fed) const override { return IsOneKernel(fed) && product_->MayMakeChannelsLast(fed); }
+  bool MayMakeChannelsLast(Shapes fed) const override {
+    return IsOneKernel(fed) && product_->MayMakeChannelsLast(fed);
+  }
   bool TurnsChannelsLast(Shapes fed, size_t i) const override {
     return i == 0 && product_->TurnsChannelsLast(fed.first(1), i);
   }

@@ -696,7 +696,8 @@ Case MakePool(Draw& draw) {
   op.count_include_pad = draw.Coin();
   op.window = DrawWindow(draw, 4);
   c.precision = draw.Of({FloatPrecision::kFloat32, FloatPrecision::k3xTf32, FloatPrecision::kFloat16});
-  FeedReals(c, draw, PlanesShape(draw, draw.Coin() ? 8 * draw.Int(1, 20) : draw.Int(1, 20), op.window.spatial));
+  FeedReals(c, draw,
+            PlanesShape(draw, draw.Coin() ? 8 * draw.Int(1, 20) : draw.Int(1, 20), op.window.spatial));
   const Dims& dims = c.fed[0].dims;
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));
   const bool global =

@@ -32,8 +32,7 @@ struct Wgmma {
 template <int kN>
 struct WgmmaHalves {
   static void Multiply(float (&d)[kN / 2], uint64_t a, uint64_t b) {
-    emulator::Multiply(
-        {.sums = d, .n = kN, .of = emulator::Elements::kHalves, .adds = true, .a = a, .b = b});
+    emulator::Multiply({.sums = d, .n = kN, .of = emulator::Elements::kHalves, .adds = true, .a = a, .b = b});
   }
 };
 
