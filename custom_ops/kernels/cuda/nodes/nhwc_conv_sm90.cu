@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostStages = 4;
 constexpr int kFetchers = kWarp;
-constexpr int kMostRows = 128;  // outputs of a block
+constexpr int kMostRows = 128;                        // outputs of a block
 constexpr int kRowsTogether = 4 * kChannelsOfThread;  // outputs among which a thread has eight neighbours
 
 // Numbers of a tile along k.
@@ -32,8 +32,8 @@ struct NhwcParams : PixelParams, ColumnParams {
   const void* x = nullptr;
   void* y = nullptr;               // with the channels last where makes_last, or as ONNX has it
   const void* residual = nullptr;  // likewise, where adds_last and limits.adds
-  const uint8_t* weights =
-      nullptr;                  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  const uint8_t* weights = nullptr;
   const float* bias = nullptr;  // [n], or null
   Limits limits;
   bool adds_last = false, makes_last = false;
