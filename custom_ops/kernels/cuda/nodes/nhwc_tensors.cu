@@ -107,32 +107,33 @@ __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ 
         if (of_tap.v[c] > largest.v[c]) largest.v[c] = of_tap.v[c];
       }
     }
-    return largest.Store(y);
-  }
-  for (int64_t i = 0; i < rows.count; ++i) {
-    for (int64_t j = 0; j < columns.count; ++j) {
-      const int64_t at = (rows.first + i * h.dilation) * w.in + columns.first + j * w.dilation;
-      Eight found;
-      if constexpr (kFromLast) {
-        found = Eight::Load(static_cast<const Number*>(p.x) +
-                            (static_cast<int64_t>(image) * p.pixels + at) * p.channels + channel);
-      } else {
-        const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
-        found = Eight::LoadApart(static_cast<const float*>(p.x) + plane * p.pixels + at, p.pixels);
-      }
+    largest.Store(y);
+  } else {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      for (int64_t j = 0; j < columns.count; ++j) {
+        const int64_t at = (rows.first + i * h.dilation) * w.in + columns.first + j * w.dilation;
+        Eight found;
+        if constexpr (kFromLast) {
+          found = Eight::Load(static_cast<const Number*>(p.x) +
+                              (static_cast<int64_t>(image) * p.pixels + at) * p.channels + channel);
+        } else {
+          const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
+          found = Eight::LoadApart(static_cast<const float*>(p.x) + plane * p.pixels + at, p.pixels);
+        }
 #pragma unroll
-      for (int c = 0; c < kChannelsOfThread; ++c) {
-        if (is_copied || found.v[c] > largest.v[c]) largest.v[c] = found.v[c];
+        for (int c = 0; c < kChannelsOfThread; ++c) {
+          if (is_copied || found.v[c] > largest.v[c]) largest.v[c] = found.v[c];
+        }
       }
     }
-  }
-  if constexpr (kToLast) {
-    largest.Store(static_cast<Number*>(p.y) + static_cast<int64_t>(pixel) * p.channels + channel);
-  } else {
-    const unsigned out_pixels = p.by_out_pixels.divisor;
-    const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
-    largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels,
-                       out_pixels);
+    if constexpr (kToLast) {
+      largest.Store(static_cast<Number*>(p.y) + static_cast<int64_t>(pixel) * p.channels + channel);
+    } else {
+      const unsigned out_pixels = p.by_out_pixels.divisor;
+      const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
+      largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels,
+                         out_pixels);
+    }
   }
 }
 
