@@ -436,9 +436,11 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
   const double at_once =
       std::clamp<double>(std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
   const int steps = static_cast<int>(BlocksFor(p.k_tiles, slices));
-  double step =
-      at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
-                         T::kBytes / Rates::kBoxBytes);
+  double rate = kProducts;
+  if (!T::kHalves && T::kN < kMostRows) rate *= Rates::kBoxedNarrow;
+  if (!T::kHalves && at_once * T::kGroups < 2) rate *= Rates::kBoxedAlone;
+  const double products = static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision);
+  double step = at_once * std::max(products / rate, T::kBytes / Rates::kBoxBytes);
   if (steps > kMostStages) step = std::max(step, Rates::kBoxLatency / kMostStages);
   const double stored = Rates::kBoxStored * BytesOfNumber(T::kPrecision) / 2;
   const double finish = T::kOutputs * (slices > 1 ? Rates::kBoxSent + stored : stored);
