@@ -1,5 +1,5 @@
-// Float tensors [N, C, H, W] whose numbers lie as [N, H, W, C], which kernels of a region may exchange; as float16 where
-// float_precision is that.
+// Float tensors [N, C, H, W] whose numbers lie as [N, H, W, C], which kernels of a region may exchange; as
+// float16 where float_precision is that.
 #pragma once
 
 #include <cstddef>

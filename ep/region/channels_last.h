@@ -8,8 +8,8 @@
 
 namespace lowbit::ep {
 
-// Of each tensor whether it lies so: one does where its maker and all of its readers have kernels for that, and there are
-// any. `may`: which tensors may.
+// Of each tensor whether it lies so: one does where its maker and all of its readers have kernels for that,
+// and there are any. `may`: which tensors may.
 std::vector<bool> ChooseChannelsLast(const Backend& backend, std::span<const StepTensors> steps,
                                      std::vector<bool> may);
 

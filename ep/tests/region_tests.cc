@@ -366,13 +366,16 @@ void TestPlanes() {
 // Steps that read tensors with the channels last, those that make them.
 class LastBackend final : public FakeBackend {
  public:
-  std::set<const Step*> readers, makers;
+  std::set<const Step*> readers, makers, turners;
 
   bool MayReadChannelsLast(const Step& step, std::span<const TensorShape>, size_t) const override {
     return readers.count(&step) > 0;
   }
   bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape>) const override {
     return makers.count(&step) > 0;
+  }
+  bool TurnsChannelsLast(const Step& step, std::span<const TensorShape>, size_t i) const override {
+    return turners.count(&step) > 0 && i == 0;
   }
 };
 
@@ -397,6 +400,13 @@ void TestChannelsLast() {
   backend.readers = {&b, &c};
   backend.makers = {&b};
   Expect(chosen() == Chosen{false, false, true, false}, "nor what its maker cannot make");
+
+  const std::vector<StepTensors> both = {{&a, {shape}, {0}, 1}, {&b, {shape}, {0}, 2}, {&c, {shape}, {1}, 3}};
+  const auto turned = [&] { return ChooseTurned(backend, both, Chosen(4)); };
+  backend.turners = {&a, &c};
+  Expect(turned() == Chosen(4), "what one step alone would turn");
+  backend.turners = {&a, &b, &c};
+  Expect(turned() == Chosen{true, false, false, false}, "what two would turn is turned once");
 }
 
 // Blocks with a shortcut around each: the sums lie where the shortcuts did.

@@ -154,8 +154,8 @@ def test_an_addition_behind_a_product_is_a_part_of_it(
             fused = opened(model, float_precision=precision).run(None, {"x": x})[0]
         (plan,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"region"' in line]
         kernels = [step["kernel"] for step in plan["steps"] if len(step["nodes"]) > 1]
-        # The means have other dims; what is read twice is added by steps of their own. What is read by two convolutions is
-        # turned for both of them.
+        # The means have other dims; what is read twice is added by steps of their own. What two convolutions
+        # read is turned for both of them.
         counts = [len(step["nodes"]) for step in plan["steps"] if step["nodes"]]
         assert counts == [1, 3, 2, 1, 3, 1, 1, 1]
         assert len(plan["steps"]) - len(counts) == (1 if precision == "tf32" else 0)
@@ -201,7 +201,7 @@ def test_images_between_convolutions_have_their_channels_last(
     form = "(nhwc float16)" if precision == "float16" else "(nhwc)"
     # What leaves, and what a Sigmoid reads, lie as ONNX has them.
     assert [form in step["to"] for step in plan["steps"]] == [True] * 4 + [False] * 3
-    # float32 tensors lie so without another bit, of float16 ones the additions and the means are of rounded numbers.
+    # float32 tensors lie so without another bit; as float16 what is added and averaged has been rounded.
     plain = opened(model, float_precision=precision, reference="1").run(None, {"x": x})
     tolerance = 4e-3 if precision == "float16" else 0
     np.testing.assert_allclose(y, plain[0], rtol=0, atol=tolerance)

@@ -27,11 +27,12 @@ struct ProductRates {
   static constexpr double kHiding = 3800;  // outputs under way that are half as fast
   // Clocks of the first block, of its cluster, of each block of that.
   static constexpr double kStart = 1500, kJoin = 430, kJoinOfSlice = 86;
-  // Of convolutions with the channels last: in a clock products and bytes of boxes; clocks of a wave of blocks, of a copy
-  // that is waited for, of an output of two bytes that is stored, of one that is sent, of each block of a cluster.
-  static constexpr double kBoxedHalves = 2048, kBoxedTf32 = 1000, kBoxed3xTf32 = 310, kBoxBytes = 56,
+  // Of convolutions with the channels last: in a clock products and bytes of boxes; clocks of a wave of blocks,
+  // of a copy that is waited for, of an output of two bytes that is stored, of one that is sent, of each block
+  // of a cluster. From registers less is multiplied by tiles of fewer than 128 outputs, and by a warpgroup alone.
+  static constexpr double kBoxedHalves = 2048, kBoxedTf32 = 735, kBoxed3xTf32 = 245, kBoxBytes = 56,
                           kBoxWave = 1900, kBoxLatency = 300, kBoxStored = 0.14, kBoxSent = 0.22,
-                          kBoxJoinOfSlice = 156;
+                          kBoxJoinOfSlice = 156, kBoxedNarrow = 0.8, kBoxedAlone = 0.7;
   static constexpr double JoinOf(int slices) { return slices > 1 ? kJoin + kJoinOfSlice * slices : 0; }
 };
 

@@ -1,13 +1,14 @@
-// Float convolutions of images whose channels lie last on wgmma, for Hopper (sm_90a). Pixels come as one box that the tensor
-// memory accelerator fetches for a single thread, weights by bulk copies, since they are packed in the very order of shared
-// memory. A warpgroup sums 64 pixels x kN outputs: float16 numbers straight from shared memory, float32 ones from
-// registers, where they are rounded to TF32, or split.
+// Float convolutions of images whose channels lie last on wgmma, for Hopper (sm_90a). Pixels come as one box
+// that the tensor memory accelerator fetches for a single thread, weights by bulk copies, since they are
+// packed in the very order of shared memory. A warpgroup sums 64 pixels x kN outputs: float16 numbers
+// straight from shared memory, float32 ones from registers, where they are rounded to TF32, or split.
 //
-// Of few channels the taps of a row lie side by side in an image that is made with zeros around it (FewChannelsImage): they
-// are one tap of so many channels, and outputs' windows begin so many bytes apart.
+// Of few channels the taps of a row lie side by side in an image that is made with zeros around it
+// (FewChannelsImage): they are one tap of so many channels, and outputs' windows begin so many bytes apart.
 //
-// k runs tap by tap, in each channel by channel, in tiles of 128 bytes, cut into slices as of all float products
-// (float_tiles.cuh): the blocks of a tile's slices are a cluster, in which each gets a part of the tile from all of them.
+// k runs tap by tap, in each channel by channel, in tiles of 128 bytes, cut into slices as of all float
+// products (float_tiles.cuh): the blocks of a tile's slices are a cluster, in which each gets a part of the
+// tile from all of them.
 #include <algorithm>
 
 #include "kernels/cuda/conv/pixel_boxes.cuh"
@@ -31,8 +32,8 @@ struct NhwcParams : PixelParams, ColumnParams {
   const void* x = nullptr;
   void* y = nullptr;               // with the channels last where makes_last, or as ONNX has it
   const void* residual = nullptr;  // likewise, where adds_last and limits.adds
-  const uint8_t* weights =
-      nullptr;                  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  // [k tiles][parts][rows][128 bytes], swizzled, and what a block reads beyond
+  const uint8_t* weights = nullptr;
   const float* bias = nullptr;  // [n], or null
   Limits limits;
   bool adds_last = false, makes_last = false;
@@ -71,7 +72,8 @@ template <FloatPrecision kOf>
 using NhwcTiles = typename NhwcTilesOf<kOf>::Types;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The sum of so many slices' sums, load(slice) of each, from `first` on, as AddSlices adds them, with few in registers.
+// The sum of so many slices' sums, load(slice) of each, from `first` on, as AddSlices adds them, with few in
+// registers.
 template <int kMost, typename Load>
 __device__ __forceinline__ Fours AddInTurn(int slices, int first, const Load& load) {
   if constexpr (kMost == 1) {
@@ -107,7 +109,8 @@ struct NhwcBlock {
             n0 = (static_cast<int>(blockIdx.x) - down * static_cast<int>(p.by_columns.divisor)) * T::kN;
   const int k_begin = slice * p.k_tiles / p.slices, count = (slice + 1) * p.k_tiles / p.slices - k_begin;
   StageRing ring = {SharedAddress(fixed.barriers), p.stages};
-  // Of the eight outputs that a thread has side by side, of every kRowsTogether; the others are eight pixels below.
+  // Of the eight outputs that a thread has side by side, of every kRowsTogether; the others are eight pixels
+  // below.
   const int row = thread / kWarp * 16 + thread % kWarp / 4, column = thread % 4 * kChannelsOfThread;
 
   __device__ __forceinline__ void SetUp() {
@@ -209,8 +212,8 @@ struct NhwcBlock {
     HoldRegisters(sums);
   }
 
-  // A step of 8 numbers of k, of which a thread has two neighbours in either row: they are elements q and q + 4 of an
-  // instruction, as weights are packed.
+  // A step of 8 numbers of k, of which a thread has two neighbours in either row: they are elements q and q +
+  // 4 of an instruction, as weights are packed.
   __device__ __forceinline__ void LoadColumns(const uint8_t* pixels, int step,
                                               unsigned (&a)[T::kParts][4]) const {
     const int q = thread % 4, chunk = (2 * step + q / 2) ^ row % 8;
@@ -230,8 +233,8 @@ struct NhwcBlock {
   }
   __device__ __forceinline__ void MultiplyFloats(float (&sums)[kSums]) const {
     constexpr int kSteps = kRowBytes / 4 / kStepWords;
-    // Of two parts each, the sums of a tile of k by themselves: the units cut what they add, so that errors grow with the
-    // length of a sum that they make.
+    // Of two parts each, the sums of a tile of k by themselves: the units cut what they add, so that errors
+    // grow with the length of a sum that they make.
     float of_tile[kSums];
     auto& c = T::kParts == 2 ? of_tile : sums;
 #pragma unroll
@@ -433,9 +436,11 @@ double CostOf(const NhwcParams& p, int slices, const Device& device) {
   const double at_once =
       std::clamp<double>(std::min(T::kBlocks, device.shared_bytes / SharedBytesOf<T>(p, slices)), 1, blocks);
   const int steps = static_cast<int>(BlocksFor(p.k_tiles, slices));
-  double step =
-      at_once * std::max(static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision) / kProducts,
-                         T::kBytes / Rates::kBoxBytes);
+  double rate = kProducts;
+  if (!T::kHalves && T::kN < kMostRows) rate *= Rates::kBoxedNarrow;
+  if (!T::kHalves && at_once * T::kGroups < 2) rate *= Rates::kBoxedAlone;
+  const double products = static_cast<double>(T::kOutputs) * NumbersOfTile(T::kPrecision);
+  double step = at_once * std::max(products / rate, T::kBytes / Rates::kBoxBytes);
   if (steps > kMostStages) step = std::max(step, Rates::kBoxLatency / kMostStages);
   const double stored = Rates::kBoxStored * BytesOfNumber(T::kPrecision) / 2;
   const double finish = T::kOutputs * (slices > 1 ? Rates::kBoxSent + stored : stored);
@@ -460,8 +465,8 @@ TileChoice CheapestTile(const NhwcParams& p, int slices, const Device& device) {
 
 // ---- what is packed
 
-// How FewChannelsImage has an image of few channels, so that windows begin at multiples of 16 bytes; `channels` is 0 where
-// they are not few, or where taps of a row do not fit into a tile of k.
+// How FewChannelsImage has an image of few channels, so that windows begin at multiples of 16 bytes;
+// `channels` is 0 where they are not few, or where taps of a row do not fit into a tile of k.
 struct FewChannels {
   int channels = 0, fold = 1;
 

@@ -1,5 +1,6 @@
-// Pools of images whose channels lie last, and what makes such images of others. A thread has 8 channels of a pixel;
-// neighbouring threads have neighbouring pixels where an image is read or made whose pixels lie side by side.
+// Pools of images whose channels lie last, and what makes such images of others. A thread has 8 channels of a
+// pixel; neighbouring threads have neighbouring pixels where an image is read or made whose pixels lie side
+// by side.
 #include <cfloat>
 #include <memory>
 
@@ -58,9 +59,9 @@ struct Eight {
   }
 };
 
-// The largest numbers of windows. Windows of one tap only change how an image lies. kHalves: with the channels last numbers
-// are float16; kFromLast, kToLast: they do in x, in y.
-// kSide: at most so many taps along either side, all of which are loaded at once; 0: any.
+// The largest numbers of windows. Windows of one tap only change how an image lies. kHalves: with the
+// channels last numbers are float16; kFromLast, kToLast: they do in x, in y. kSide: at most so many taps
+// along either side, all of which are loaded at once; 0: any.
 template <bool kHalves, bool kFromLast, bool kToLast, int kSide>
 __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ NhwcPoolParams p) {
   using Number = std::conditional_t<kHalves, uint16_t, float>;
@@ -106,32 +107,33 @@ __global__ void __launch_bounds__(kThreads) NhwcMaxPool(const __grid_constant__ 
         if (of_tap.v[c] > largest.v[c]) largest.v[c] = of_tap.v[c];
       }
     }
-    return largest.Store(y);
-  }
-  for (int64_t i = 0; i < rows.count; ++i) {
-    for (int64_t j = 0; j < columns.count; ++j) {
-      const int64_t at = (rows.first + i * h.dilation) * w.in + columns.first + j * w.dilation;
-      Eight found;
-      if constexpr (kFromLast) {
-        found = Eight::Load(static_cast<const Number*>(p.x) +
-                            (static_cast<int64_t>(image) * p.pixels + at) * p.channels + channel);
-      } else {
-        const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
-        found = Eight::LoadApart(static_cast<const float*>(p.x) + plane * p.pixels + at, p.pixels);
-      }
+    largest.Store(y);
+  } else {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      for (int64_t j = 0; j < columns.count; ++j) {
+        const int64_t at = (rows.first + i * h.dilation) * w.in + columns.first + j * w.dilation;
+        Eight found;
+        if constexpr (kFromLast) {
+          found = Eight::Load(static_cast<const Number*>(p.x) +
+                              (static_cast<int64_t>(image) * p.pixels + at) * p.channels + channel);
+        } else {
+          const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
+          found = Eight::LoadApart(static_cast<const float*>(p.x) + plane * p.pixels + at, p.pixels);
+        }
 #pragma unroll
-      for (int c = 0; c < kChannelsOfThread; ++c) {
-        if (is_copied || found.v[c] > largest.v[c]) largest.v[c] = found.v[c];
+        for (int c = 0; c < kChannelsOfThread; ++c) {
+          if (is_copied || found.v[c] > largest.v[c]) largest.v[c] = found.v[c];
+        }
       }
     }
-  }
-  if constexpr (kToLast) {
-    largest.Store(static_cast<Number*>(p.y) + static_cast<int64_t>(pixel) * p.channels + channel);
-  } else {
-    const unsigned out_pixels = p.by_out_pixels.divisor;
-    const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
-    largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels,
-                       out_pixels);
+    if constexpr (kToLast) {
+      largest.Store(static_cast<Number*>(p.y) + static_cast<int64_t>(pixel) * p.channels + channel);
+    } else {
+      const unsigned out_pixels = p.by_out_pixels.divisor;
+      const int64_t plane = static_cast<int64_t>(image) * p.channels + channel;
+      largest.StoreApart(static_cast<float*>(p.y) + plane * out_pixels + pixel - image * out_pixels,
+                         out_pixels);
+    }
   }
 }
 
@@ -173,8 +175,9 @@ __global__ void __launch_bounds__(kThreads) ToFewChannels(const __grid_constant_
   }
 }
 
-// Means of all pixels of an image, to float32, in the order of sums of images that lie as ONNX has them (float_ops.cu): 32
-// threads take turns with the pixels, then the sums of the second half of them are added to those of the first, and so on.
+// Means of all pixels of an image, to float32, in the order of sums of images that lie as ONNX has them
+// (float_ops.cu): 32 threads take turns with the pixels, then the sums of the second half of them are added
+// to those of the first, and so on.
 constexpr unsigned kMeansOfBlock = kThreads / kWarp * kChannelsOfThread;  // channels
 
 template <bool kHalves>

@@ -18,8 +18,9 @@ bool FitsChannelsLast(const TensorShape& image);
 // From float32 as ONNX has it. Throws Error.
 void LaunchToNhwc(const Run& run, bool halves, const float* x, void* y, const TensorShape& image);
 
-// An image of few channels with zeros around it, [images][rows][columns][fold][fold][channels] and zeros behind the last
-// row: squares of pixels, or each by itself, with `channels` of which x has some. 4 channels where squares are 2 x 2.
+// An image of few channels with zeros around it, [images][rows][columns][fold][fold][channels] and zeros
+// behind the last row: squares of pixels, or each by itself, with `channels` of which x has some. 4 channels
+// where squares are 2 x 2.
 struct FewChannelsImage {
   bool halves = false;
   int images = 0, rows = 0, columns = 0, fold = 1, channels = 0;

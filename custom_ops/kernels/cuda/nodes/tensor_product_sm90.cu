@@ -87,44 +87,6 @@ struct WgmmaTile {
     }
   };
 
-  // Columns whose elements of k in a stage are channels at one tap. The next stages have these channels at the other
-  // taps, so that most of what they read is in the L1 cache.
-  struct TapSource {
-    static constexpr int kSteps = kBlock / kColumns;
-    static_assert(kBlock % kColumns == 0);
-    const WgmmaParams& p;
-    const float* first;
-    int64_t plane;
-    int top = kOutside, left = 0;
-    int own = static_cast<int>(threadIdx.x) / kColumns;  // along k
-    uint32_t to;
-
-    __device__ __forceinline__ TapSource(const WgmmaParams& params, int group, int j0, uint32_t pixels)
-        : p(params), first(params.x), plane(ConvColumn::ChannelStep(params)) {
-      const int column = static_cast<int>(threadIdx.x) % kColumns;
-      const ConvColumn of(p, group, j0 + column);
-      if (of.image != nullptr) {
-        top = static_cast<int>(of.top), left = static_cast<int>(of.left);
-        first = of.image + (own * plane + of.top * p.windows.w.in + of.left);
-      }
-      to = pixels + (own * kPitch + column) * 4;
-    }
-    __device__ __forceinline__ void Prepare(int, int) const {}
-    __device__ __forceinline__ void Fetch(int k0, int stage) const {
-      const auto [chunk, tap] = Divided(static_cast<unsigned>(k0) / kStageElements, p.by_taps);
-      const auto [ty, tx] = Divided(tap, p.by_kernel_w);
-      const int dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
-      const int dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
-      const bool inside = static_cast<unsigned>(top + dy) < static_cast<unsigned>(p.windows.h.in) &&
-                          static_cast<unsigned>(left + dx) < static_cast<unsigned>(p.windows.w.in);
-      const float* x = first + (chunk * kStageElements * plane + dy * static_cast<int>(p.windows.w.in) + dx);
-#pragma unroll
-      for (int k = 0; k < kDepth; k += kSteps, x += kSteps * plane) {
-        CopyAsyncOrZero<4>(to + (stage * kStageFloats<WgmmaTile> + k * kPitch) * 4, x, inside);
-      }
-    }
-  };
-
   struct Sums {
     static constexpr int kSums = kN / 2;
     float sums[kProducts64][kSums] = {};  // of an instruction
@@ -265,12 +227,10 @@ struct TilesOf<FloatPrecision::k3xTf32> {
 template <FloatPrecision kPrecision>
 std::vector<uint4> PackWeights(const WgmmaParams& p, const std::vector<float>& weights) {
   using Of = Words<kPrecision>;
-  const int steps = p.depth / Of::kElements, taps = static_cast<int>(p.by_taps.divisor);
+  const int steps = p.depth / Of::kElements;
   const auto weight = [&](int64_t group, int row, int k) {
     if (row >= p.rows || k >= p.k) return 0.0f;
-    const int stage = k / kStageElements, channel = stage / taps * kStageElements + k % kStageElements;
-    const int in_order = p.taps_first ? channel * taps + stage % taps : k;
-    return weights[static_cast<size_t>((group * p.rows + row) * p.k + in_order)];
+    return weights[static_cast<size_t>((group * p.rows + row) * p.k + k)];
   };
   std::vector<uint4> out;
   out.reserve(static_cast<size_t>(int64_t{p.groups} * steps * Of::kParts * p.row_groups * 2 * kRowGroup));
@@ -303,8 +263,6 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
     WgmmaParams shared;
     DescribeTiles(op, limits, kStageElements, shared);
     shared.row_groups = static_cast<int>(BlocksFor(shared.rows, kFourRows)) * (kFourRows / kRowGroup);
-    shared.taps_first =
-        !kStoresColumns<Column> && shared.channels > 0 && shared.channels % kStageElements == 0;
     const auto plan = [=, text = std::string(name) + "_" + NameOf(precision) +
                                  " wgmma"](const WgmmaParams& geometry) {
       return PlanProduct<Tiles, Column>(text, geometry, device, tiling);
