@@ -86,7 +86,6 @@ struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
-  bool touches = false;  // TouchParams
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too
