@@ -35,9 +35,9 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 
 // How an instance of a kernel finishes its sums.
 //
-// An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its
-// instructions anew, the branches not taken too. That takes 0.8 to 1.4 us of each kernel of a network on an
-// H200.
+// An instance for each, not a branch: a multiprocessor that runs another kernel than before fetches its instructions
+// anew, the branches not taken too. With branches that took 0.8 to 1.4 us of each kernel of a network on an H200; with
+// instances unlike kernels cost each other 0.12 us on an H100 (benchmarks/results/cuda_turns.md).
 enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
@@ -87,7 +87,6 @@ struct EpilogueParams {
   int kind = 0;  // EpilogueKind
   bool quantized_output = true;
   bool has_residual = false, residual_signed = false;
-  bool touches = false;  // TouchParams
   int out_channels = 0;
   const int32_t* bias = nullptr;     // [out_channels], the constant part of the zero points folded in
   SumForm sums = SumForm::kInteger;  // else the bits are in the bias, too

@@ -172,7 +172,6 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
   ChannelConstants constants;
   if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
   PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
-  if (p.epilogue.touches) TouchParams(p);
   WaitForPredecessors();
   LetSuccessorsStart();
   if (thread >= p.threads) return;
@@ -206,7 +205,6 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   ChannelConstants constants;
   if constexpr (kRequantizes) constants.Load(p.epilogue, channel);
   PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
-  if (p.epilogue.touches) TouchParams(p);
   WaitForPredecessors();
   LetSuccessorsStart();
   if (thread >= p.threads) return;

@@ -442,8 +442,6 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
   p.k = narrow(problem.k);
   p.groups = narrow(problem.groups);
   p.epilogue = epilogue_;
-  static const bool touches = std::getenv("LOWBIT_CUDA_TOUCH") != nullptr;
-  p.epilogue.touches = touches;
   // What gathers pixels reads the code of zero outside of the image, where there is one.
   if (row.traits.gathers && !config.boxes && problem.zero != ConvProblem::kNoCode)
     p.epilogue.border = nullptr;

@@ -54,7 +54,6 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   };
   load_weights(0);
   PrefetchTables(e, thread);
-  if (e.touches) TouchParams(p);
   WaitForPredecessors();
 
   int parts[kSteps][4] = {};  // apart, so that products do not wait for each other

@@ -173,13 +173,6 @@ __device__ __forceinline__ void MultiplyTiles(uint32_t a, uint32_t b, int k_tile
 //   Load            all that it does once the barriers are there.
 template <typename Family>
 __device__ __forceinline__ void RunPipeline(Family family) {
-  if (threadIdx.x / 32 == 1) {
-    if constexpr (requires { family.p.epilogue; }) {
-      if (family.p.epilogue.touches) TouchParams(family.p);
-    } else if constexpr (requires { family.p.first.epilogue; }) {
-      if (family.p.first.epilogue.touches) TouchParams(family.p);
-    }
-  }
   family.SetUp();
   __syncthreads();
   if constexpr (requires { family.Load(); }) {

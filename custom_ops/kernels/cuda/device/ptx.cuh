@@ -215,20 +215,6 @@ __device__ __forceinline__ unsigned LoadWordOr(const void* global, bool load, un
   return word;
 }
 
-// Brings the parameters of a kernel near, which lie far away until they are read first: every launch has its own.
-template <typename Params>
-__device__ __forceinline__ void TouchParams(const Params& params) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kLine = 64;
-  const auto* const words = reinterpret_cast<const unsigned*>(&params);
-  unsigned all = 0;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(Params)) / 4; i += kLine / 4) all ^= words[i];
-  // Whatever this does, it does almost never: the loads are to be there.
-  if (all == 0x9E3779B9u) asm volatile("nanosleep.u32 0;");
-#endif
-}
-
 // Brings a line of 128 bytes of global memory near.
 __device__ __forceinline__ void PrefetchLine(const void* line) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(line));

@@ -1,7 +1,6 @@
 #include "kernels/cuda/device/queue.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "kernels/cuda/device/kernel_handle.h"
 
@@ -39,7 +38,7 @@ cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, co
     params.kernelParams = args;
     return cudaGraphExecKernelNodeSetParams(executable_, (*updated_)[next_++], &params);
   }
-  cudaLaunchAttribute all[kMaxAttributes + 2] = {};
+  cudaLaunchAttribute all[kMaxAttributes + 1] = {};
   std::copy_n(extras.attributes, extras.attribute_count, all);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -51,11 +50,6 @@ cudaError_t Queue::Enqueue(const KernelHandle& kernel, dim3 grid, dim3 block, co
   if (overlap_) {
     all[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     all[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  static const bool carves = std::getenv("LOWBIT_CUDA_CARVEOUT") != nullptr;
-  if (carves) {
-    all[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    all[config.numAttrs++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel.function, args);
   if (error != cudaSuccess || recorded_ == nullptr) return error;

@@ -112,8 +112,6 @@ inline void StoreToCluster(uint32_t remote, const int4& v, uint32_t remote_barri
 inline unsigned LoadWordOr(const void* global, bool load, unsigned other) {
   return load ? *static_cast<const unsigned*>(global) : other;
 }
-template <typename Params>
-void TouchParams(const Params&) {}
 inline void PrefetchLine(const void*) {}
 template <typename Map>
 void PrefetchMap(const Map&) {}
