@@ -255,6 +255,10 @@ class Planner {
     }
     channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
     is_turned_ = ChooseTurned(*region_->backend, steps, channels_last_);
+    // What stores channels elsewhere reads bytes.
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      if (!stores_[i].moves.empty()) may[Root(region_->ops[i].fed[0])] = false;
+    }
     if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
   }
 

@@ -86,6 +86,7 @@ ConvProblem AsRead(ConvProblem problem, bool packs) {
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
   if (Packs(problem) && !problem.IsFlat()) return "a padded window of one tap, of bytes";
+  if (Packs(problem) && problem.has_places) return "codes that other tensors get, too";
   if (Packs(problem)) return Refuse(AsRead(problem, true), device);
   if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;

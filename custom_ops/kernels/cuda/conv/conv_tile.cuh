@@ -430,14 +430,14 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
   });
 }
 
-// Whether codes of sums that are finished so may be stored as planes, from shared memory. No others carry the code for
-// it.
+// Whether codes of sums that are finished so may be stored as planes, from shared memory. No others carry the
+// code for it.
 template <Finish kFinish>
 inline constexpr bool kMayHavePlanes = kFinish == Finish::kAny || kFinish == Finish::kFloatsAdding;
 
-// Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64 channels or
-// of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the other one; of channels
-// from `channel` on. `own`: which thread of four it is.
+// Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64
+// channels or of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the
+// other one; of channels from `channel` on. `own`: which thread of four it is.
 template <int kHalves>
 __device__ __forceinline__ void StoreWords(const TileParams& p, int pixel, int channel, int own,
                                            const unsigned (&codes)[kHalves][4]) {
@@ -488,8 +488,8 @@ __device__ __forceinline__ void StorePlanes(const TileParams& p, const TilePosit
   }
 }
 
-// Requantizes sums in registers, which began with the biases, and stores their codes as planes from there: a thread has
-// all of the codes that its part of a word is made of.
+// Requantizes sums in registers, which began with the biases, and stores their codes as planes from there: a
+// thread has all of the codes that its part of a word is made of.
 template <int kTileN, Finish kFinish, typename Each, typename PixelOf>
 __device__ __forceinline__ void FinishAsPlanes(const TileParams& p, const TilePosition& at,
                                                const BlockState<kTileN>& state, const Each& each,

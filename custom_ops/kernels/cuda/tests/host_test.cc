@@ -655,7 +655,19 @@ void TestBits() {
   Expect(!kBitsRow.refuse(strided, hopper).empty(), "a stride");
   ConvProblem pointwise = problem;
   pointwise.geometry.kernel_h = pointwise.geometry.kernel_w = 1;
-  Expect(!kBitsRow.refuse(pointwise, hopper).empty(), "nothing is read twice");
+  pointwise.shape = {16, 14, 14, 14, 14};
+  pointwise.k = 256;
+  const std::vector<ConvConfig> ranked = RankConfigs(pointwise, hopper);
+  Expect(std::all_of(ranked.begin(), ranked.end(),
+                     [](const ConvConfig& each) { return each.packs == (each.kernel == &kBitsRow); }),
+         "blocks cut no bytes that they read once");
+  Expect(!ranked.front().packs, "a small product is not worth a kernel that packs");
+  ConvProblem large = pointwise;
+  large.x.bits = 1;
+  large.m = large.n = large.k = large.channels = 4096;
+  large.geometry.in_channels = large.geometry.out_channels = 4096;
+  large.shape = {4096, 1, 1, 1, 1};
+  Expect(RankConfigs(large, hopper).front().packs, "a large one is");
   problem.x.bits = 3;
   Expect(!kBitsRow.refuse(problem, hopper).empty(), "codes of three bits");
   problem.x = {2, Encoding::kSigned};
