@@ -165,8 +165,8 @@ FAMILIES = {
         "Windows of stride 1 whose weights have one bit and whose codes have 1 or 2. A block holds what one "
         "of `halo` holds, its weights as bits, and the planes of the patch, which its threads cut once for "
         "all taps; a step along K is two words of 128 channels each. Where the codes lie in memory as planes "
-        "there are no slots: patches come as they are multiplied, and windows of one tap are worth it, too. For "
-        "large products of bytes another kernel makes planes first (`packed`).",
+        "there are no slots: patches come as they are multiplied, and windows of one tap are worth it, too. "
+        "For large products of bytes another kernel makes planes first (`packed`).",
         "shared memory of a block",
         [
             Group("fetched once", [Cell("bits of weights, ones", "weights", 2.2)]),
