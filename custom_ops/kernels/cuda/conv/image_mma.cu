@@ -180,9 +180,13 @@ cudaError_t LaunchImage(const ImageParams& p, const ConvConfig& config, const La
         // As many tiles for every block.
         const int most = std::max(1, options.device.multiprocessors * 4 / p.n_tiles);
         const int per_block = (p.tiles + most - 1) / most;
-        return LaunchKernel<ConvImage<tile_n, from, channels, is_signed>>(
-            options, {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, options.shared_bytes},
-            p);
+        if constexpr (HasInstance(tile_n == 32 && (channels == 3 || from == ImageSource::kCodes))) {
+          return LaunchKernel<ConvImage<tile_n, from, channels, is_signed>>(
+              options,
+              {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads, options.shared_bytes}, p);
+        } else {
+          return cudaErrorInvalidValue;
+        }
       },
       OneOf<32, 64>(config.tile_n),
       OneOf<ImageSource::kCodes, ImageSource::kPlanes, ImageSource::kPixels>(p.source),

@@ -118,8 +118,12 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, bool vec
                        const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
   const auto launch = [&](auto is_signed, auto vector) {
-    return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, is_signed, vector>>(
-        p, config, options, kThreads);
+    if constexpr (HasInstance(kTileM == 64)) {
+      return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, is_signed, vector>>(
+          p, config, options, kThreads);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   };
   if constexpr (kTileM == 64 && kTileN == 64) {
     return std::visit(launch, OneOf(options.x_signed), OneOf<16, 4>(vector16 ? 16 : 4));

@@ -214,8 +214,12 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
   if (error == cudaSuccess) error = EncodeCodes<kTileN>(second.y, second.m, second.n, &maps.y);
   if (error != cudaSuccess) return error;
   const auto launch = [&]<bool kFirstSigned, bool kSecondSigned, Finish kFinish>() {
-    return LaunchKernel<ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>>(
-        options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
+    if constexpr (HasInstance(kFinish == Finish::kFloatsOnLine || kTileM * kTileN == 64 * 64)) {
+      return LaunchKernel<ConvPair<kTileM, kTileN, kFirstSigned, kSecondSigned, kFinish>>(
+          options, {Dim(p.blocks, second.n_tiles), kTileM * 2 + 32, options.shared_bytes}, p, maps);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   };
   const Finish finish = FinishOf(p);
   if (finish == Finish::kFloatsOnLine)
