@@ -365,7 +365,8 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned
 template <Finish kFinish>
 inline constexpr bool kMayHavePlaces =
     kFinish == Finish::kAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersInTail ||
-    kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding || kFinish == Finish::kFloatsOfValues;
+    kFinish == Finish::kIntegersOfTail || kFinish == Finish::kFloats || kFinish == Finish::kFloatsAdding ||
+    kFinish == Finish::kFloatsOfValues;
 
 // Whether codes that are finished so may have a table behind them.
 template <Finish kFinish>
