@@ -334,12 +334,11 @@ __device__ __forceinline__ void AddBorders(const EpilogueParams& e, int channel,
 // 0 where the sums of other blocks come to these. By the first kThreads threads. (A branch would define the
 // sums twice, and ptxas would make wgmma wait for itself.)
 template <int kThreads, Finish kFinish, int kTileN>
-__device__ __forceinline__ void BeginSums(const SumsParams& p, const BlockState<kTileN>& state, int column,
+__device__ __forceinline__ void BeginSums(const BlockState<kTileN>& state, int column,
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
-  const bool biased = kFinish == Finish::kAny ? p.in_registers : kFinish != Finish::kThroughMemory;
-  BeginWithBias(state, column, sums, biased ? ~0 : 0);
+  BeginWithBias(state, column, sums, kFinish != Finish::kThroughMemory ? ~0 : 0);
 }
 
 // The `each` of FinishTile for such sums.

@@ -116,7 +116,7 @@ struct Tiles {
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
-    BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
+    BeginSums<kConsumers, kFinish>(fixed.state, column, sums);
     HoldRegisters(sums);
     const uint32_t a = MatrixPart(tiles.at + thread / 128 * 64 * kRowBytes),
                    b = MatrixPart(tiles.at + kBytesA);

@@ -103,7 +103,7 @@ struct Windows {
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
-    BeginSums<kConsumers, kFinish>(p, fixed.state, column, sums);
+    BeginSums<kConsumers, kFinish>(fixed.state, column, sums);
     HoldRegisters(sums);
     // p.step counts from the first slab of all.
     const uint32_t b = MatrixPart(stages.at);
