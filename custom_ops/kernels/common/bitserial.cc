@@ -535,8 +535,9 @@ BitserialKernel::BitserialKernel(const ConvSpec& spec, const BitserialEngine& en
   const bool constants_fit = FoldConstants(spec);
   if (constants_fit && HasFewCodes(spec, engine, passes_, window_.units())) {
     few_codes_.emplace(spec.epilogue, static_cast<size_t>(spec.geometry.out_channels), UnitOf(passes_));
-    few_codes_view_ = few_codes_->view();
     limits_ = few_codes_->Limits(bias_.data());
+    if (engine_.few_bytes && tap_sums_.empty()) few_codes_->NarrowLimits(limits_);
+    few_codes_view_ = few_codes_->view();
   }
   PackWeights(spec);
   PackPadding(spec);

@@ -107,6 +107,7 @@ struct BitserialEngine {
   double masked_operations;  // what it costs, relative to the others
   int few_codes_bits;        // up to so many bits of x BitserialBlock::few_codes is read; 0: never
   bool few_sums;             // few codes with a residual, too
+  bool few_bytes = false;    // limits of bytes, where there are no limit_rows
   // In every so many whole codes of a run, a multiple of 8 or 0, code i has its bit at (i % m) * 8 + i / m
   // with m an eighth of them: packing then shifts vectors instead of bits. The others follow in order.
   size_t transposed_codes;

@@ -16,6 +16,33 @@ namespace {
 // lose bits to underflow for any x whose quotient does not round to 0.
 bool ReciprocalIsSafe(float y_scale) { return y_scale >= 0x1p-60f && y_scale <= 0x1p60f; }
 
+void FillTable(FewSums& sums) {
+  constexpr size_t kRow = kFewSteps + 1, kRows = sizeof(sums.table) / kRow;
+  if (sums.inner_last >= kRows) return;
+  const auto limit = [&](size_t k, size_t i) { return static_cast<int8_t>(sums.limits[k][i]); };
+  constexpr int8_t kNever = 127;  // exceeded
+  int32_t lowest = kNever, highest = -128;
+  for (size_t i = 0; i <= sums.inner_last; ++i) {
+    for (size_t k = 0; k < sums.count; ++k) {
+      if (limit(k, i) == kNever) continue;
+      lowest = std::min<int32_t>(lowest, limit(k, i));
+      highest = std::max<int32_t>(highest, limit(k, i));
+    }
+  }
+  if (highest - lowest >= kFewSteps) return;
+  sums.has_table = true;
+  sums.lowest = static_cast<uint8_t>(lowest + 128);
+  for (size_t i = 0; i <= sums.inner_last; ++i) {
+    for (size_t step = 0; step < kRow; ++step) {
+      uint8_t& y = sums.table[i * kRow + step];
+      y = sums.least[i];
+      for (size_t k = 0; k < sums.count; ++k) {
+        if (limit(k, i) != kNever && lowest + static_cast<int32_t>(step) > limit(k, i)) ++y;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 bool HasFewSums(const Epilogue& e) {
@@ -44,6 +71,7 @@ FewSums FewSumsOf(const Epilogue& e) {
       sums.limits[k][i] = static_cast<uint8_t>(limit);
     }
   }
+  FillTable(sums);
   return sums;
 }
 

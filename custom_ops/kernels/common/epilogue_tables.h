@@ -32,6 +32,10 @@ inline constexpr int32_t kMaxFewInner = 16;  // entries of a table that a byte s
 //   y = least[i] + #{k : s > limits[k][i]}    with s = r ^ flip as a signed number
 //
 // Scales are positive, so y rises with the residual and is known from comparisons, whatever bits a residual has.
+//
+// Of at most four inner codes y is an entry of one table if the limits of all of them lie together: what is above the
+// lowest limit, at most kFewSteps, is the place, besides i.
+inline constexpr int32_t kFewSteps = 15;
 struct FewSums {
   int16_t inner_zero;  // of inner codes that begin with 0
   uint8_t inner_last;  // the largest of them, at most kMaxFewInner - 1
@@ -39,6 +43,10 @@ struct FewSums {
   uint8_t count;       // of limits, at most kMaxFewCodeLimits
   alignas(16) uint8_t least[kMaxFewInner];
   alignas(16) uint8_t limits[kMaxFewCodeLimits][kMaxFewInner];  // bytes of signed numbers
+  // y = table[16 i + min(max(s - lowest, 0), kFewSteps)], s and the lowest limit 128 higher, as numbers without a sign.
+  bool has_table;
+  uint8_t lowest;
+  alignas(64) uint8_t table[4 * (kFewSteps + 1)];
 };
 
 // Whether an epilogue has a residual, and few enough codes for these tables.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/epilogue.h"
 #include "kernels/common/epilogue_tables.h"
@@ -76,6 +77,30 @@ std::vector<int16_t> FewCodes::Limits(const int32_t* bias) const {
     }
   }
   return limits;
+}
+
+void FewCodes::NarrowLimits(const std::vector<int16_t>& limits) {
+  constexpr int32_t kAlways = -kLargestSum - 1, kNever = kLargestSum;  // exceeded
+  constexpr int32_t kLargestByte = 255;                                // which no byte exceeds
+  std::vector<uint8_t> bytes(LimitsSize(), kLargestByte), start = start_;
+  std::vector<int16_t> center(pitch_);
+  for (size_t c = 0; c < channels_; ++c) {
+    // In ascending order.
+    size_t first = 0, end = count_;
+    while (first < end && limits[first * pitch_ + c] == kAlways) ++first;
+    while (end > first && limits[(end - 1) * pitch_ + c] == kNever) --end;
+    start[c] = static_cast<uint8_t>(start[c] + first);
+    if (first == end) continue;
+    center[c] = limits[first * pitch_ + c];
+    for (size_t k = first; k < end; ++k) {
+      const int32_t above = limits[k * pitch_ + c] - center[c];
+      if (above >= kLargestByte) return;
+      bytes[k * pitch_ + c] = static_cast<uint8_t>(above);
+    }
+  }
+  byte_limits_ = std::move(bytes);
+  byte_start_ = std::move(start);
+  center_ = std::move(center);
 }
 
 }  // namespace lowbit

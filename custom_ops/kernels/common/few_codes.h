@@ -11,6 +11,10 @@
 //
 // A residual is added to the code of the inner quantizer, which is one of a few again: what is added for it
 // is found in tables by that code (FewSums).
+//
+// Limits that a channel's sums come near are seldom far apart. Where less than a byte lies between the first and the
+// last one of every channel, bytes are compared: u = A - center, saturated to 0..255, with byte_limit[k]. A limit that
+// every sum exceeds is part of the start then.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +33,9 @@ struct FewCodesView {
   const uint8_t *start, *flip;  // [channels + padding]
   // With a residual; the codes of the limits then begin with 0. Without one null.
   const FewSums* sums;
+  // Of bytes, or null: [count][pitch], and [channels + padding] each.
+  const uint8_t *byte_limits, *byte_start;
+  const int16_t* center;
 };
 
 class FewCodes {
@@ -44,12 +51,25 @@ class FewCodes {
   FewCodes(const Epilogue& epilogue, size_t channels, int32_t unit);
 
   FewCodesView view() const {
-    return {count_, pitch_, start_.data(), flip_.data(), sums_ ? &*sums_ : nullptr};
+    const bool bytes = !center_.empty();
+    return {count_,
+            pitch_,
+            start_.data(),
+            flip_.data(),
+            sums_ ? &*sums_ : nullptr,
+            bytes ? byte_limits_.data() : nullptr,
+            bytes ? byte_start_.data() : nullptr,
+            bytes ? center_.data() : nullptr};
   }
+  // Has the view say these limits in bytes, too, if they can be.
+  void NarrowLimits(const std::vector<int16_t>& limits);
   // The limits for accumulators bias[channel] + unit * A: [count][pitch], in ascending order of codes.
   std::vector<int16_t> Limits(const int32_t* bias) const;
   size_t LimitsSize() const { return count_ * pitch_; }
-  size_t Bytes() const { return start_.size() + flip_.size() + LimitsSize() * sizeof(int16_t); }
+  size_t Bytes() const {
+    return start_.size() + flip_.size() + LimitsSize() * sizeof(int16_t) + byte_limits_.size() +
+           byte_start_.size() + center_.size() * sizeof(int16_t);
+  }
 
  private:
   int32_t CodeOf(size_t channel, int64_t accumulator) const;
@@ -59,7 +79,8 @@ class FewCodes {
   Epilogue epilogue_;
   size_t channels_, count_, pitch_;
   int32_t unit_;
-  std::vector<uint8_t> start_, flip_;
+  std::vector<uint8_t> start_, flip_, byte_limits_, byte_start_;
+  std::vector<int16_t> center_;
   std::optional<FewSums> sums_;
 };
 
