@@ -656,6 +656,9 @@ void QuantizeRun(const UniformOutput<S, true>& output, const float* x, int64_t n
 }
 
 inline constexpr int64_t kTilePixels = 64;
+// Floats of each plane that are on their way: in turns, planes are no streams that the hardware fetches ahead. (Zen 5, a
+// 224x224 image: from memory 23 us instead of 62, from L3 17, from L2 15.7 instead of 15.)
+inline constexpr int64_t kFetched = 512;
 
 // `channels` planes of floats to pixels of codes: run(channel, from, n, to) makes n codes of one plane.
 template <class S, class Run>
@@ -673,7 +676,9 @@ LOWBIT_ALWAYS_INLINE inline void PlanesToPixels(const float* x, int64_t plane_st
       const int64_t height = Min(16, channels - c);
       alignas(64) uint8_t tile[16][kTilePixels];
       for (int64_t i = 0; i < height; ++i) {
-        run(c + i, x + (c + i) * plane_stride + p, width, tile[i]);
+        const float* from = x + (c + i) * plane_stride + p;
+        for (int64_t line = 0; line < kTilePixels; line += 16) __builtin_prefetch(from + kFetched + line);
+        run(c + i, from, width, tile[i]);
       }
       uint8_t* out = y + p * y_stride + c;
       if (channels == 3 && y_stride == 3) {
