@@ -220,7 +220,7 @@ def test_few_output_codes(w, x, row, seed):
         epilogue = [np.float32(2.0 ** rng.integers(-4, 5)), zero]
     else:
         attrs["epilogue"] = "thresholds"
-        reach = int(rng.choice([10, 300, 40000]))
+        reach = int(rng.choice([10, 130, 300, 40000]))  # limits that fit bytes, nearly do, do not
         falls = rng.random(out) < 0.5
         steps = np.sort(rng.integers(-reach, reach + 1, (out, count)), axis=1)
         # Some at the ends of what an accumulator can be.
