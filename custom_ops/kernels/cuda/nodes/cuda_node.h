@@ -161,6 +161,15 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
+// A LowBitAffine from codes to codes and the 1x1 convolution that alone reads it. At each shape they are one kernel or
+// two, as `both` chooses; the other chooser is of the convolution alone.
+struct AffineConvChoosers {
+  ConvChooser both, conv;
+};
+bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device);
+std::unique_ptr<PackedNode> PackAffineConv(const AffineNode& affine, const MatmulNode& conv,
+                                           const Device& device, const AffineConvChoosers& choosers,
+                                           std::span<const uint8_t> packed = {});
 // Two convolutions, the first of which makes the residuals of the second, which alone reads them. Fed: what
 // the first reads, what the second does. At each shape they are one kernel or two, as `both` chooses; the
 // other choosers are for the latter.

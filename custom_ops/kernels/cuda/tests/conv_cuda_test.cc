@@ -31,6 +31,7 @@
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -70,6 +71,12 @@ struct Node {
 struct ResidualPairCase {
   ConvSpec first, second;
   cuda::ResidualPairShapes shapes;
+};
+
+// A function of codes and the convolution that reads what it makes.
+struct AffineConvCase {
+  AffineSpec affine;
+  Node conv;
 };
 
 // A network's first convolution and the pooling behind it.
@@ -383,6 +390,47 @@ class Generator : public cuda::Draws {
       first.spec.epilogue.residual_zero_point = chain.residuals->spec.epilogue.zero_point;
     }
     return chain;
+  }
+
+  // A normalization, by channel or one for all, and a 1x1 convolution: few pixels and many channels, or the reverse.
+  AffineConvCase MakeAffineConv() {
+    AffineConvCase nodes;
+    Node& conv = nodes.conv;
+    conv.kind = "affined";
+    const bool is_deep = Coin(0.4);
+    const int64_t height = Int(1, is_deep ? 9 : 30), width = Int(1, is_deep ? 9 : 30);
+    conv.shape = {Int(1, is_deep ? 1 : 3), height, width, height, width};
+    conv.spec.geometry.in_channels = 16 * (is_deep ? Int(8, 72) : Int(1, 20));
+    conv.spec.geometry.out_channels = 16 * Int(1, 12);
+    ChainOperands(conv.spec);
+    conv.spec.x.bits = 8;  // whatever the function makes
+    const bool is_plain = Coin(0.9);
+    RequantizesFor(conv.spec, [&](const Epilogue& e) {
+      return !e.has_residual && (!is_plain || e.kind == EpilogueKind::kRequantize);
+    });
+
+    AffineSpec& spec = nodes.affine;
+    spec.x_signed = Coin();
+    spec.channels = Coin(0.9) ? conv.spec.geometry.in_channels : 1;
+    spec.has_affine = Coin(0.9);
+    const OperandType& made = conv.spec.x;
+    Quantizer& quantizer = spec.quantizer;
+    quantizer.is_signed = made.encoding == Encoding::kSigned;
+    quantizer.lo = quantizer.is_signed ? -128 : 0;
+    quantizer.hi = quantizer.lo + (Coin(0.95) ? 255 : 15);
+    const float x_scale = Real(0.01f, 0.1f), y_scale = Real(0.01f, 0.1f);
+    const auto x_zero = static_cast<int32_t>(spec.x_signed ? Int(-128, 127) : Int(0, 255));
+    const bool ties = Coin(0.3);  // then many values are halves
+    for (int64_t c = 0; c < spec.channels; ++c) {
+      spec.x_scale.push_back(ties ? 0.5f : x_scale);
+      spec.x_zero_point.push_back(x_zero);
+      spec.y_scale.push_back(ties ? 1.0f : y_scale);
+      spec.y_zero_point.push_back(conv.spec.x_zero_point);
+      if (!spec.has_affine) continue;
+      spec.scale.push_back(ties ? static_cast<float>(Int(-4, 4)) : Real(-2, 2));
+      spec.shift.push_back(ties ? 0.5f * static_cast<float>(Int(-200, 200)) : Real(-2, 2));
+    }
+    return nodes;
   }
 
   // Of codes' numbers or of any, and residuals; many of the former are ties.
@@ -1086,6 +1134,89 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
   return equal;
 }
 
+// As AffineSpec has it.
+std::vector<uint8_t> AffineCodes(const AffineSpec& spec, const std::vector<uint8_t>& x) {
+  std::vector<uint8_t> y;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = i % static_cast<size_t>(spec.channels);
+    const int32_t code = spec.x_signed ? static_cast<int8_t>(x[i]) : x[i];
+    float v = static_cast<float>(code - spec.x_zero_point[c]) * spec.x_scale[c];
+    if (spec.has_affine) {
+      v = v * spec.scale[c];
+      v = v + spec.shift[c];
+    }
+    const float rounded = std::nearbyint(v / spec.y_scale[c]) + static_cast<float>(spec.y_zero_point[c]);
+    y.push_back(static_cast<uint8_t>(static_cast<int>(std::clamp(
+        rounded, static_cast<float>(spec.quantizer.lo), static_cast<float>(spec.quantizer.hi)))));
+  }
+  return y;
+}
+
+// Both in one kernel against one after the other; true where there is none.
+bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cuda::Device& device,
+                    std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+  const auto& [affine, conv] = nodes;
+  const ConvGeometry& g = conv.spec.geometry;
+  const ConvShape& s = conv.shape;
+  const auto lines = cuda::AffineLinesOf(affine);
+  if (!lines) {
+    ++by["affined: no lines"].runs;
+    return true;
+  }
+  const cuda::AffineConv packed{cuda::PackLines(*lines, g.in_channels, device),
+                                cuda::PackConv(conv.spec, device), s};
+  std::vector<cuda::ConvConfig> configs = cuda::AffineConvConfigs(*packed.conv, s);
+  std::erase_if(configs, [&](const auto& c) {
+    return c.kernel != &cuda::kAffineConvKernel || c.Text().find(text) == std::string::npos;
+  });
+  if (configs.empty()) {
+    ++by["affined refuses"].runs;
+    return true;
+  }
+  while (configs.size() > most)
+    configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
+
+  const std::vector<uint8_t> x =
+      generator.Codes({8, Encoding::kUnsigned}, s.batch * s.in_h * s.in_w * g.in_channels);
+  const std::vector<uint8_t> between = AffineCodes(affine, x);
+  constexpr size_t guard = 256;
+  const auto y_bytes = static_cast<size_t>(s.OutPixels() * g.out_channels);
+  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard);
+  Threads pool;
+  ReferenceRows()[0].create(conv.spec)->Run({s, between.data(), nullptr, expected.data()}, pool);
+  DeviceBuffer device_x(x.size()), device_y(found.size()), elsewhere(std::max(x.size(), found.size()));
+  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  bool equal = true;
+  for (const cuda::ConvConfig& config : configs) {
+    const auto plan = cuda::PlanAffineConv(packed, config);
+    Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+    Run(
+        [&](cuda::Queue& queue, bool moved) {
+          cuda::LaunchAffineConv(*plan, moved ? elsewhere.Get() : device_x.Get(),
+                                 moved ? elsewhere.Get() : device_y.Get(), queue);
+        },
+        generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin());
+    SynchronizeOrExit(config.Text());
+    Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
+    const cuda::Finish finish = cuda::FinishOf(packed.conv->EpilogueOf());
+    Counts& counts = by["affined_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
+                        (config.splits > 1 ? " cluster" : "") + " finish " +
+                        std::to_string(static_cast<int>(finish))];
+    ++counts.runs;
+    const auto differs =
+        std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
+    const bool overran = std::any_of(found.begin() + static_cast<int64_t>(y_bytes), found.end(),
+                                     [](uint8_t b) { return b != 0xA5; });
+    if (differs == static_cast<int64_t>(y_bytes) && !overran) continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG " << config.Text() << ": first " << differs << " of " << y_bytes
+              << (overran ? ", guard bytes overwritten" : "") << "; x " << s.batch << "x" << s.in_h << "x"
+              << s.in_w << "x" << g.in_channels << " -> " << g.out_channels << "\n";
+  }
+  return equal;
+}
+
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
                std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -1369,6 +1500,9 @@ int main(int argc, char** argv) {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestChain(generator.MakeChain(), generator, device, by, most, text)) ++wrong;
       }
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "affined") && i < per_class; ++i, ++nodes) {
+      if (!TestAffineConv(generator.MakeAffineConv(), generator, device, by, most, text)) ++wrong;
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
       if (!TestPooled(generator, device, by)) ++wrong;

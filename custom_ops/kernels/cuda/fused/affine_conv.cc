@@ -1,0 +1,184 @@
+#include "kernels/cuda/fused/affine_conv.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/status.h"
+#include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/conv/select.h"
+#include "kernels/cuda/conv/tiles.h"
+#include "kernels/cuda/fused/residual_pair.h"
+
+namespace lowbit::cuda {
+
+namespace {
+
+constexpr Tile kTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 128}};
+constexpr int kMaxSplits = 8;
+constexpr int kLineFloats = 2 * kTileK;  // of a tile of k
+
+std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (device.capability != 90) return "needs sm_90a";
+  if (!problem.streams || !problem.IsFlat() || problem.groups != 1 || problem.borders)
+    return "not a 1x1 convolution of stride 1 whose codes are rounded in registers";
+  if (problem.x.encoding == Encoding::kBipolar || problem.is_bits) return "bipolar codes";
+  if (problem.residual) return "residuals";
+  if (problem.is_tail || problem.is_mapped) return "a tail, thresholds or a table behind the convolution";
+  return problem.m == 0 || problem.n == 0 ? "no pixels or channels" : "";
+}
+
+int TileBytes(const ConvConfig& config) {
+  return config.stages * ((config.tile_m + config.tile_n) * kTileK + kLineFloats * 4);
+}
+
+// As FinishTile has it.
+int SharedBytesOf(const ConvConfig& config) {
+  const int tiles = TileBytes(config), sums = config.tile_m * (config.tile_n + 8) * 4,
+            codes = config.tile_m * (config.tile_n + 16);
+  return 1024 + (config.splits > 1 ? tiles + sums : std::max(tiles, codes));
+}
+
+void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
+  if (!kAffineConvKernel.Applies(problem, device)) return;
+  for (const Tile& tile : kTiles) {
+    const int64_t columns = CeilDiv(problem.n, tile.n), blocks = CeilDiv(problem.m, tile.m) * columns;
+    // What a narrower tile has in one column.
+    if (columns > kMaxColumns || (tile.n > 32 && problem.n <= tile.n / 2)) continue;
+    for (int splits = 1; splits <= kMaxSplits && splits <= problem.KTiles(); splits *= 2) {
+      if (splits > 1 && (IsLeftOut("cluster") || blocks * splits > 2 * int64_t{device.multiprocessors})) break;
+      ConvConfig config{&kAffineConvKernel, tile.m, tile.n};
+      config.splits = splits;
+      // All of a block's tiles are there at once.
+      const int64_t tiles = CeilDiv(problem.KTiles(), splits);
+      config.stages = static_cast<int>(std::min<int64_t>(tiles, kMaxAffineTiles));
+      if (tiles <= kMaxAffineTiles && SharedBytesOf(config) <= device.shared_bytes) out.push_back(config);
+    }
+  }
+}
+
+// Not measured yet: what the nodes are apart, codes read and written at 3 TB/s; what wgmma takes for the same
+// tiles, and in front of its products 5.5 clocks of a scheduler for 32 codes, by the rates of their instructions.
+double MicrosecondsOf(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  if (config.kernel == &kSeparateKernels) {
+    constexpr double kLaunch = 1.1, kBytesOfMicrosecond = 3e6;
+    return kLaunch + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond +
+           EstimateOfBest(problem, device);
+  }
+  ConvConfig tiles = config;
+  tiles.kernel = &kWgmmaRow;
+  tiles.boxes = true;
+  const double blocks = static_cast<double>(CeilDiv(problem.m, config.tile_m) *
+                                            CeilDiv(problem.n, config.tile_n) * config.splits),
+               codes = static_cast<double>(config.stages) * config.tile_m * kTileK;
+  const double rounds = std::max(1.0, blocks / device.multiprocessors);
+  return kWgmmaRow.microseconds(problem, tiles, device) + rounds * codes * 5.5 / 128 / kClocksPerMicrosecond;
+}
+
+double EstimateOfBestFused(const ConvProblem& problem, const Device& device) {
+  std::vector<ConvConfig> configs;
+  AddCandidates(problem, device, configs);
+  const std::vector<double> estimates = SortByEstimate(
+      [&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); }, configs);
+  return estimates.empty() ? std::numeric_limits<double>::infinity() : estimates.front();
+}
+
+// The sums are floats where the kernel has an instance for them, else integers.
+AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
+  const ConvProblem problem = nodes.conv->Problem(nodes.shape);
+  AffineConvParams p = {{BoxesOf(problem, config), SumsOf(problem, config)}};
+  const auto set_common = [&](bool may_be_floats) {
+    ConvConfig tiles = config;
+    tiles.kernel = &kWgmmaRow;
+    static_cast<ConvParams&>(p) = nodes.conv->Params(nodes.shape, tiles, may_be_floats);
+  };
+  set_common(true);
+  const Finish finish = FinishOf(p.epilogue, p);
+  if (finish != Finish::kThroughMemory && finish != Finish::kFloatsFromZero && finish != Finish::kFloats)
+    set_common(false);
+  // Unsplit sums may overwrite the tiles.
+  p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
+  p.lines = reinterpret_cast<const float*>(nodes.lines->memory.At(0));
+  p.lines_signed = nodes.lines->x_signed;
+  return p;
+}
+
+}  // namespace
+
+const FusedRow<ConvProblem> kAffineConvKernel = {
+    {"affined", "sm_90a", "a normalization's codes and the 1x1 layer that reads them"},
+    Refuse,
+    EstimateOfBestFused};
+
+std::vector<ConvConfig> RankAffineConfigs(const ConvProblem& problem, const Device& device) {
+  std::vector<ConvConfig> out;
+  AddCandidates(problem, device, out);
+  out.push_back({&kSeparateKernels});
+  SortByEstimate([&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); },
+                 out);
+  return out;
+}
+
+std::vector<ConvConfig> AffineConvConfigs(const PackedConv& conv, const ConvShape& shape) {
+  return RankAffineConfigs(conv.Problem(shape), conv.On());
+}
+
+std::shared_ptr<const PackedLines> PackLines(const AffineLines& lines, int64_t k, const Device& device) {
+  const auto count = static_cast<int64_t>(lines.gain.size());
+  Require(count == 1 || count == k, "there are lines of ", count, " channels, expected ", k);
+  // Channels past the last one have a line of 0: their codes meet weights of 0.
+  std::vector<float> numbers(static_cast<size_t>(CeilDiv(k, kTileK)) * kLineFloats);
+  for (int64_t c = 0; c < k; ++c) {
+    const auto at = static_cast<size_t>(c / kTileK * kLineFloats + LineIndex(static_cast<int>(c % kTileK)));
+    const auto line = static_cast<size_t>(count == 1 ? 0 : c);
+    numbers[at] = lines.gain[line];
+    numbers[at + kTileK] = lines.offset[line];
+  }
+  auto packed = std::make_shared<PackedLines>();
+  packed->x_signed = lines.x_signed;
+  packed->y_signed = lines.y_signed;
+  const DeviceGuard guard(device.ordinal);
+  packed->memory.Upload(numbers.data(), numbers.size() * sizeof(float), device);
+  return packed;
+}
+
+class AffineConvPlan {
+ public:
+  AffineConvPlan(const AffineConv& nodes, const ConvConfig& config)
+      : nodes_(nodes), config_(config), params_(ParamsOf(nodes, config)) {}
+
+  void Launch(const void* x, void* y, Queue& queue) const {
+    const Device& device = nodes_.conv->On();
+    DeviceGuard guard(device.ordinal);
+    LaunchOptions options{queue, device};
+    options.x_signed = nodes_.conv->XSigned();
+    options.shared_bytes = SharedBytesOf(config_);
+    RequireAligned({x, y});
+    AffineConvParams p = params_;
+    p.x = static_cast<const uint8_t*>(x);
+    p.y = y;
+    Check(cuda::LaunchAffineConv(p, config_, options), "launching a convolution behind an affine function");
+  }
+
+ private:
+  AffineConv nodes_;
+  ConvConfig config_;
+  AffineConvParams params_;
+};
+
+std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, const ConvConfig& config) {
+  const std::vector<ConvConfig> configs = AffineConvConfigs(*nodes.conv, nodes.shape);
+  const std::string reason =
+      kAffineConvKernel.refuse(nodes.conv->Problem(nodes.shape), nodes.conv->On());
+  Require(config.kernel == &kAffineConvKernel && nodes.lines->y_signed == nodes.conv->XSigned() &&
+              std::find(configs.begin(), configs.end(), config) != configs.end(),
+          "configuration ", config.Text(), " does not apply to these two nodes", reason.empty() ? "" : ": ",
+          reason);
+  return std::make_shared<const AffineConvPlan>(nodes, config);
+}
+
+void LaunchAffineConv(const AffineConvPlan& plan, const void* x, void* y, Queue& queue) {
+  plan.Launch(x, y, queue);
+}
+
+}  // namespace lowbit::cuda
