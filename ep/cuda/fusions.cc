@@ -229,8 +229,8 @@ constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
-    {"affine_conv", "a normalization that no weights take in, and the convolution that alone reads it", kAffine,
-     FitsAffine, PackAffine},
+    {"affine_conv", "a normalization that no weights take in, and the convolution that alone reads it",
+     kAffine, FitsAffine, PackAffine},
     {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
     {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
      PackAdded<false>},

@@ -46,7 +46,8 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
     // What a narrower tile has in one column.
     if (columns > kMaxColumns || (tile.n > 32 && problem.n <= tile.n / 2)) continue;
     for (int splits = 1; splits <= kMaxSplits && splits <= problem.KTiles(); splits *= 2) {
-      if (splits > 1 && (IsLeftOut("cluster") || blocks * splits > 2 * int64_t{device.multiprocessors})) break;
+      if (splits > 1 && (IsLeftOut("cluster") || blocks * splits > 2 * int64_t{device.multiprocessors}))
+        break;
       ConvConfig config{&kAffineConvKernel, tile.m, tile.n};
       config.splits = splits;
       // All of a block's tiles are there at once.
@@ -57,22 +58,26 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
   }
 }
 
-// Not measured yet: what the nodes are apart, codes read and written at 3 TB/s; what wgmma takes for the same
+// Not measured yet. Apart: a launch more, codes read and written at 3 TB/s. Together: what wgmma takes for the same
 // tiles, and in front of its products 5.5 clocks of a scheduler for 32 codes, by the rates of their instructions.
+constexpr double kLaunchMicroseconds = 1.1, kBytesOfMicrosecond = 3e6;
+
+double RoundingMicroseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
+  const double blocks = static_cast<double>(CeilDiv(problem.m, config.tile_m) *
+                                            CeilDiv(problem.n, config.tile_n) * config.splits),
+               codes = static_cast<double>(config.stages) * config.tile_m * kTileK;
+  return std::max(1.0, blocks / device.multiprocessors) * codes * 5.5 / 128 / kClocksPerMicrosecond;
+}
+
 double MicrosecondsOf(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   if (config.kernel == &kSeparateKernels) {
-    constexpr double kLaunch = 1.1, kBytesOfMicrosecond = 3e6;
-    return kLaunch + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond +
+    return kLaunchMicroseconds + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond +
            EstimateOfBest(problem, device);
   }
   ConvConfig tiles = config;
   tiles.kernel = &kWgmmaRow;
   tiles.boxes = true;
-  const double blocks = static_cast<double>(CeilDiv(problem.m, config.tile_m) *
-                                            CeilDiv(problem.n, config.tile_n) * config.splits),
-               codes = static_cast<double>(config.stages) * config.tile_m * kTileK;
-  const double rounds = std::max(1.0, blocks / device.multiprocessors);
-  return kWgmmaRow.microseconds(problem, tiles, device) + rounds * codes * 5.5 / 128 / kClocksPerMicrosecond;
+  return kWgmmaRow.microseconds(problem, tiles, device) + RoundingMicroseconds(problem, config, device);
 }
 
 double EstimateOfBestFused(const ConvProblem& problem, const Device& device) {
@@ -86,7 +91,7 @@ double EstimateOfBestFused(const ConvProblem& problem, const Device& device) {
 // The sums are floats where the kernel has an instance for them, else integers.
 AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
   const ConvProblem problem = nodes.conv->Problem(nodes.shape);
-  AffineConvParams p = {{BoxesOf(problem, config), SumsOf(problem, config)}};
+  AffineConvParams p = {TilesOf(problem, config), SumsOf(problem, config)};
   const auto set_common = [&](bool may_be_floats) {
     ConvConfig tiles = config;
     tiles.kernel = &kWgmmaRow;
@@ -99,7 +104,21 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.lines = reinterpret_cast<const float*>(nodes.lines->memory.At(0));
-  p.lines_signed = nodes.lines->x_signed;
+  const auto flip = [](bool is_signed) { return is_signed ? 0x80808080u : 0u; };
+  const auto bias = [](bool is_signed) { return 8388608.0f + (is_signed ? 128.0f : 0.0f); };
+  p.made_flip = flip(nodes.lines->x_signed);
+  p.made_bias = bias(nodes.lines->x_signed);
+  p.joins = !nodes.joined.empty();
+  if (p.joins) {
+    for (size_t i = 0; i < std::size(p.parts); ++i) {
+      const JoinedLine& line = nodes.joined.at(i);
+      p.parts[i] = {
+          nullptr,    static_cast<int>(line.channels), flip(line.is_signed), bias(line.is_signed), line.gain,
+          line.offset};
+    }
+  } else {
+    p.parts[0] = {nullptr, p.k, p.made_flip};
+  }
   return p;
 }
 
@@ -114,8 +133,7 @@ std::vector<ConvConfig> RankAffineConfigs(const ConvProblem& problem, const Devi
   std::vector<ConvConfig> out;
   AddCandidates(problem, device, out);
   out.push_back({&kSeparateKernels});
-  SortByEstimate([&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); },
-                 out);
+  SortByEstimate([&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); }, out);
   return out;
 }
 
@@ -147,15 +165,22 @@ class AffineConvPlan {
   AffineConvPlan(const AffineConv& nodes, const ConvConfig& config)
       : nodes_(nodes), config_(config), params_(ParamsOf(nodes, config)) {}
 
-  void Launch(const void* x, void* y, Queue& queue) const {
+  void Launch(std::span<const void* const> x, void* joined, void* y, Queue& queue) const {
     const Device& device = nodes_.conv->On();
     DeviceGuard guard(device.ordinal);
     LaunchOptions options{queue, device};
     options.x_signed = nodes_.conv->XSigned();
     options.shared_bytes = SharedBytesOf(config_);
-    RequireAligned({x, y});
+    const size_t parts = params_.joins ? std::size(params_.parts) : 1;
+    Require(x.size() == parts, "a convolution behind an affine function was fed ", x.size(),
+            " tensors, expected ", parts);
     AffineConvParams p = params_;
-    p.x = static_cast<const uint8_t*>(x);
+    for (size_t i = 0; i < parts; ++i) {
+      RequireAligned({x[i]});
+      p.parts[i].x = static_cast<const uint8_t*>(x[i]);
+    }
+    RequireAligned({joined, y});
+    p.made = static_cast<uint8_t*>(joined);
     p.y = y;
     Check(cuda::LaunchAffineConv(p, config_, options), "launching a convolution behind an affine function");
   }
@@ -166,10 +191,54 @@ class AffineConvPlan {
   AffineConvParams params_;
 };
 
+std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const TensorShape> fed,
+                                       AffineConv nodes) {
+  const Quantizer& quantizer = concat.quantizer;
+  constexpr int kBytes = 256;
+  if (fed.size() != 2 || concat.parts.size() != 2 || quantizer.is_signed != nodes.lines->x_signed ||
+      quantizer.hi - quantizer.lo != kBytes - 1) {
+    return std::nullopt;
+  }
+  int64_t channels = 0;
+  for (size_t i = 0; i < fed.size(); ++i) {
+    const std::vector<int64_t>& dims = fed[i].dims;
+    if (dims.empty() || concat.Axis(dims.size()) != dims.size() - 1 || dims.back() % 16 != 0)
+      return std::nullopt;
+    JoinedLine line{dims.back(), 1, static_cast<float>(-quantizer.lo), quantizer.is_signed};
+    if (const auto& [copied, grid] = concat.parts[i]; !copied) {
+      AffineSpec spec = grid;
+      spec.y_scale = {quantizer.scale};
+      spec.y_zero_point = {quantizer.zero_point};
+      spec.quantizer = quantizer;
+      const std::optional<AffineLines> found = spec.channels == 1 ? AffineLinesOf(spec) : std::nullopt;
+      if (!found) return std::nullopt;
+      line = {dims.back(), found->gain.front(), found->offset.front(), found->x_signed};
+    }
+    channels += line.channels;
+    nodes.joined.push_back(line);
+  }
+  if (channels != nodes.conv->Geometry().in_channels) return std::nullopt;
+  return nodes;
+}
+
+// Not measured yet: a Concat reads and writes all codes; the kernel that joins them writes them, and rounds twice.
+bool JoiningPays(const AffineConv& nodes) {
+  const ConvProblem problem = nodes.conv->Problem(nodes.shape);
+  const Device& device = nodes.conv->On();
+  const std::vector<ConvConfig> apart = RankAffineConfigs(problem, device);
+  std::vector<ConvConfig> joining = apart;
+  std::erase_if(joining, [](const ConvConfig& each) { return each.kernel != &kAffineConvKernel; });
+  if (joining.empty()) return false;
+  const double codes = static_cast<double>(problem.m * problem.k);
+  const double concat = kLaunchMicroseconds + 2 * codes / kBytesOfMicrosecond,
+               more = codes / kBytesOfMicrosecond + RoundingMicroseconds(problem, joining.front(), device);
+  return MicrosecondsOf(problem, joining.front(), device) + more <
+         MicrosecondsOf(problem, apart.front(), device) + concat;
+}
+
 std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, const ConvConfig& config) {
   const std::vector<ConvConfig> configs = AffineConvConfigs(*nodes.conv, nodes.shape);
-  const std::string reason =
-      kAffineConvKernel.refuse(nodes.conv->Problem(nodes.shape), nodes.conv->On());
+  const std::string reason = kAffineConvKernel.refuse(nodes.conv->Problem(nodes.shape), nodes.conv->On());
   Require(config.kernel == &kAffineConvKernel && nodes.lines->y_signed == nodes.conv->XSigned() &&
               std::find(configs.begin(), configs.end(), config) != configs.end(),
           "configuration ", config.Text(), " does not apply to these two nodes", reason.empty() ? "" : ": ",
@@ -177,8 +246,9 @@ std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, co
   return std::make_shared<const AffineConvPlan>(nodes, config);
 }
 
-void LaunchAffineConv(const AffineConvPlan& plan, const void* x, void* y, Queue& queue) {
-  plan.Launch(x, y, queue);
+void LaunchAffineConv(const AffineConvPlan& plan, std::span<const void* const> x, void* joined, void* y,
+                      Queue& queue) {
+  plan.Launch(x, joined, y, queue);
 }
 
 }  // namespace lowbit::cuda

@@ -1,10 +1,14 @@
 // A function of every channel's codes and the 1x1 convolution that alone reads what it makes, as one kernel: the
-// normalization in front of a layer whose input others read as well (DenseNet), which no weights can take in.
+// normalization in front of a layer whose input others read as well (DenseNet), which no weights can take in. Or, with
+// two outputs, the Concat in front of both, too, whose output others read.
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
+#include "core/nodes.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/fused_row.h"
@@ -22,11 +26,21 @@ struct PackedLines {
 // For k channels.
 std::shared_ptr<const PackedLines> PackLines(const AffineLines& lines, int64_t k, const Device& device);
 
+// A tensor that a Concat joins, and the line of its codes (AffineLines).
+struct JoinedLine {
+  int64_t channels = 0;
+  float gain = 1, offset = 0;
+  bool is_signed = false;
+};
 struct AffineConv {
   std::shared_ptr<const PackedLines> lines;
   std::shared_ptr<const PackedConv> conv;
   ConvShape shape;
+  std::vector<JoinedLine> joined = {};  // two, or none
 };
+// The same behind a Concat of `fed`; nullopt where the kernel does not join these.
+std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const TensorShape> fed,
+                                       AffineConv nodes);
 // Every configuration that computes both in one kernel exactly on this device, and kSeparateKernels; the cost
 // model's choice first.
 std::vector<ConvConfig> AffineConvConfigs(const PackedConv& conv, const ConvShape& shape);
@@ -34,8 +48,12 @@ std::vector<ConvConfig> AffineConvConfigs(const PackedConv& conv, const ConvShap
 class AffineConvPlan;
 // Throws Error where `config` is none of the first kind.
 std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, const ConvConfig& config);
-// As LaunchConv, without a workspace.
-void LaunchAffineConv(const AffineConvPlan& plan, const void* x, void* y, Queue& queue);
+// As LaunchConv, without a workspace. `joined`: where the output of a Concat goes, null where there is none; `x`: what
+// it joins, or the one tensor.
+void LaunchAffineConv(const AffineConvPlan& plan, std::span<const void* const> x, void* joined, void* y,
+                      Queue& queue);
+// Whether the cost model takes the first of the configurations for faster than the Concat and what is chosen behind it.
+bool JoiningPays(const AffineConv& nodes);
 
 // What the cost model knows is the convolution.
 extern const FusedRow<ConvProblem> kAffineConvKernel;
@@ -48,9 +66,20 @@ inline constexpr int LineIndex(int channel) {
   return (channel % 16 / 4 * 8 + channel / 16) * 4 + channel % 4;
 }
 
-struct AffineConvParams : BoxTileParams {
+// One of the tensors that are read: its codes are `b ^ flip` less `bias`, 2^23 included, of their bytes (CodeReader).
+struct AffinePart {
+  const uint8_t* x = nullptr;
+  int channels = 0;
+  uint32_t flip = 0;
+  float bias = 0, gain = 1, offset = 0;
+};
+struct AffineConvParams : TileParams, SumsParams {
   const float* lines = nullptr;
-  bool lines_signed = false;  // what they are of; the convolution's x is what they make
+  AffinePart parts[2];
+  bool joins = false;       // two parts, whose lines make the codes that are joined and read on
+  uint8_t* made = nullptr;  // where these are stored
+  uint32_t made_flip = 0;
+  float made_bias = 0;  // as of parts, of the codes that the channels' lines are of
 };
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
                              const LaunchOptions& options);

@@ -1,10 +1,11 @@
-// A line of every channel's codes and the 1x1 convolution behind it, on wgmma for Hopper (sm_90a): codes are
-// replaced in shared memory, where the tensor memory accelerator has put them, by what the line makes of them,
-// and multiplied from there.
+// A line of every channel's codes and the 1x1 convolution behind it, on wgmma for Hopper (sm_90a): threads fetch
+// codes, put what the lines make of them into shared memory, and multiply that. Where a Concat makes the codes, they
+// are fetched from the tensors that it joins, its own lines come first, and the blocks of the first channels store
+// what these make.
 //
-//   tile of k   pixels | weights | gains, offsets   fetched all at once
-//   codes       tile 0 | tile 1 | tile 2 | ...      rounded by a warpgroup for its 64 pixels
-//   products             tile 0 | tile 1 | ...
+//   tile of k   weights | gains, offsets            fetched all at once, before the predecessors are done
+//   codes       fetch 0 | fetch 1, round 0 | fetch 2, round 1 | ...   by a warpgroup for its 64 pixels
+//   products                        tile 0 |           tile 1 | ...
 //
 // A thread keeps the lines of 16 channels in registers while it walks down the rows. Rounding takes longer than
 // the products: for few pixels K is split over a cluster, of whose blocks each rounds a part; wide tiles round
@@ -17,12 +18,15 @@ namespace lowbit::cuda {
 namespace {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A warpgroup for every 64 rows; the first thread fetches.
-template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
+// A warpgroup for every 64 rows; the first thread fetches weights and lines.
+template <int kTileM, int kTileN, bool kSigned, bool kJoins, Finish kFinish>
 struct Affined {
   static constexpr int kSums = kTileN / 2, kConsumers = kTileM * 2, kBytesA = kTileM * kRowBytes,
                        kBytesB = kTileN * kRowBytes, kLineBytes = 2 * kRowBytes * sizeof(float),
                        kBytes = kBytesA + kBytesB + kLineBytes;
+  // A thread's chunks of a tile: 16 codes of rows that are kRowStep apart.
+  static constexpr int kRowStep = kWarpgroup / 8, kRows = 64 / kRowStep;
+  using Chunks16 = Codes<16>[kRows];
   struct Static {
     BlockState<kTileN> state;
     alignas(8) uint64_t full[kMaxAffineTiles];
@@ -30,16 +34,16 @@ struct Affined {
 
   const AffineConvParams& p;
   const bool cluster;
-  const CUtensorMap& map;
-  const CodeReader& reader;
   Static& fixed;
   SharedTiles tiles;
 
-  const int thread = static_cast<int>(threadIdx.x), group = thread / kWarpgroup;
+  const int thread = static_cast<int>(threadIdx.x), group = thread / kWarpgroup, own = thread % kWarpgroup;
   const Barriers full = {SharedAddress(fixed.full)};
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   const int count = at.k_end - at.k_begin;
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 4;
+  // The first row of the thread's chunks, and which one of a row of channels they are.
+  const int first_row = group * 64 + own / 8, chunk = own % 8 ^ own / 8 % 8;
 
   __device__ __forceinline__ void SetUp() {
     KeepInRegister(tiles.at);
@@ -47,7 +51,6 @@ struct Affined {
       InitBarrier(full(thread), 1);
       FenceBarrierInit();
     }
-    if (thread == 0) PrefetchMap(map);
     if (cluster) fixed.state.BeginCluster(kTileM);
   }
 
@@ -55,7 +58,7 @@ struct Affined {
     if (thread == 0) {
       for (int i = 0; i < count; ++i) {
         const uint32_t weights = tiles.at + i * kBytes + kBytesA;
-        ArriveExpecting(full(i), kBytes);
+        ArriveExpecting(full(i), kBytesB + kLineBytes);
         BulkCopy(weights, at.Weights(p, at.k_begin + i), kBytesB, full(i));
         BulkCopy(weights + kBytesB, p.lines + (at.k_begin + i) * 2 * kRowBytes, kLineBytes, full(i));
       }
@@ -64,51 +67,86 @@ struct Affined {
     fixed.state.template FetchConstants<kConsumers>(p, at, thread);
     CommitCopies();
     WaitForPredecessors();
-    if (thread == 0) {
-      const PixelPlace first = FirstPixel(p, at.m0);
-      for (int i = 0; i < count; ++i)
-        PixelCopy(tiles.at + i * kBytes, map, (at.k_begin + i) * kRowBytes, first, 0, 0, full(i));
-    }
-    __syncwarp();
   }
 
-  // Replaces the codes of the warpgroup's rows of a tile.
-  __device__ __forceinline__ void RoundCodesOf(uint8_t* tile) const {
-    constexpr int kRowStep = kWarpgroup / 8;
-    const int own = thread % kWarpgroup, first_row = own / 8, chunk = own % 8 ^ first_row % 8;
+  __device__ __forceinline__ int ChannelOf(int i) const { return (at.k_begin + i) * kRowBytes + chunk * 16; }
+  __device__ __forceinline__ int PartOf(int channel) const {
+    return kJoins && channel >= p.parts[0].channels ? 1 : 0;
+  }
+
+  // The thread's codes of a tile. Rows past the last pixel repeat it: they are never stored.
+  __device__ __forceinline__ void Fetch(int i, Chunks16& codes) const {
+    const int channel = ChannelOf(i), part = PartOf(channel), pitch = p.parts[part].channels;
+    const uint8_t* const x = p.parts[part].x + channel - (part > 0 ? p.parts[0].channels : 0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int m = min(at.m0 + first_row + r * kRowStep, p.m - 1);
+      codes[r] = channel < p.k ? LoadCodes<16>(x + m * pitch) : Codes<16>{};
+    }
+  }
+
+  // Codes as a Concat has them, less the lowest one.
+  __device__ __forceinline__ void Join(int part, Codes<16>& codes) const {
+    const AffinePart& of = p.parts[part];
+    const CodeReader reader = {of.flip, of.bias};
+    const auto value = [&](int c) { return __fmaf_rn(of.gain, CodeValue(codes, c, reader), of.offset); };
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      codes.w[w] = UnsignedBytes({value(4 * w), value(4 * w + 1), value(4 * w + 2), value(4 * w + 3)});
+  }
+
+  // Puts what the lines make of the codes into the warpgroup's rows of a tile.
+  __device__ __forceinline__ void Round(int i, Chunks16& codes) const {
+    uint8_t* const tile = tiles.data + i * kBytes;
     const float4* const lines = reinterpret_cast<const float4*>(tile + kBytesA + kBytesB) + chunk;
     float gain[16], offset[16];
 #pragma unroll
     for (int four = 0; four < 4; ++four) {
       const float4 g = lines[four * 8], o = lines[(4 + four) * 8];
       gain[4 * four] = g.x, gain[4 * four + 1] = g.y, gain[4 * four + 2] = g.z, gain[4 * four + 3] = g.w;
-      offset[4 * four] = o.x, offset[4 * four + 1] = o.y, offset[4 * four + 2] = o.z,
-                    offset[4 * four + 3] = o.w;
+      offset[4 * four] = o.x, offset[4 * four + 1] = o.y;
+      offset[4 * four + 2] = o.z, offset[4 * four + 3] = o.w;
     }
-    uint8_t* const rows = tile + (group * 64 + first_row) * kRowBytes + own % 8 * 16;
+    const int channel = ChannelOf(i), part = PartOf(channel);
+    const CodeReader reader = {0, p.made_bias};
 #pragma unroll
-    for (int i = 0; i < 64 / kRowStep; ++i) {
-      uint8_t* const codes_at = rows + i * kRowStep * kRowBytes;
-      Codes<16> codes = LoadCodes<16>(codes_at);
-      const auto value = [&](int c) {
-        return __fmaf_rn(gain[c], CodeValue(codes, c, reader), offset[c]);
-      };
+    for (int r = 0; r < kRows; ++r) {
+      Codes<16>& of_row = codes[r];
+      const int in_tile = first_row + r * kRowStep;
+      if constexpr (kJoins) {
+        Join(part, of_row);
+        if (at.n0 == 0 && at.m0 + in_tile < p.m && channel < p.k) {
+          Codes<16> made = of_row;
+#pragma unroll
+          for (unsigned& word : made.w) word ^= p.made_flip;
+          StoreCodes(p.made + (at.m0 + in_tile) * p.k + channel, made);
+        }
+      } else {
+#pragma unroll
+        for (unsigned& word : of_row.w) word ^= p.made_flip;
+      }
+      const auto value = [&](int c) { return __fmaf_rn(gain[c], CodeValue(of_row, c, reader), offset[c]); };
+      Codes<16> rounded;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const float4 values = {value(4 * w), value(4 * w + 1), value(4 * w + 2), value(4 * w + 3)};
-        codes.w[w] = UnsignedBytes(values) ^ SignFlip(kSigned);
+        rounded.w[w] = UnsignedBytes({value(4 * w), value(4 * w + 1), value(4 * w + 2), value(4 * w + 3)}) ^
+                       SignFlip(kSigned);
       }
-      StoreCodes(codes_at, codes);
+      StoreCodes(tile + in_tile * kRowBytes + own % 8 * 16, rounded);
     }
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
+    Chunks16 codes;
+    Fetch(0, codes);
     BeginSums<kConsumers, kFinish>(fixed.state, column, sums);
     const uint32_t a = MatrixPart(tiles.at + group * 64 * kRowBytes), b = MatrixPart(tiles.at + kBytesA);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
+      Chunks16 next;
+      if (i + 1 < count) Fetch(i + 1, next);
       WaitBarrier(full(i), 0);
-      RoundCodesOf(tiles.data + i * kBytes);
+      Round(i, codes);
       FenceAsyncProxy();
       SyncThreads<kWarpgroup>(2 + group);  // all of its codes are there
       const uint32_t tile = i * (kBytes / 16);
@@ -119,6 +157,8 @@ struct Affined {
            (at.k_begin + i) * kRowBytes + 64 < p.k},
           sums);
       WgmmaCommit();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) codes[r] = next[r];
     }
     LetSuccessorsStart();
     WgmmaWait<0>();
@@ -134,28 +174,23 @@ struct Affined {
 };
 #endif
 
-template <int kTileM, int kTileN, bool kSigned, Finish kFinish>
+template <int kTileM, int kTileN, bool kSigned, bool kJoins, Finish kFinish>
 __global__ void __launch_bounds__(kTileM * 2)
-    ConvAffined(const __grid_constant__ AffineConvParams p, bool cluster,
-                const __grid_constant__ CUtensorMap map, const __grid_constant__ CodeReader reader) {
+    ConvAffined(const __grid_constant__ AffineConvParams p, bool cluster) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = Affined<kTileM, kTileN, kSigned, kFinish>;
+  using Pipeline = Affined<kTileM, kTileN, kSigned, kJoins, kFinish>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, cluster, map, reader, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, cluster, fixed, SharedTiles(unaligned)});
 #endif
 }
 
-template <int kTileM, int kTileN>
+template <int kTileM, int kTileN, bool kJoins>
 cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  CUtensorMap map;
-  const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
-  if (error != cudaSuccess) return error;
-  const CodeReader reader = MakeReader(p.lines_signed, 0);
   const auto launch = [&]<bool kSigned, Finish kFinish>() {
     if constexpr (HasInstance(kFinish == Finish::kFloatsFromZero || kTileM * kTileN == 64 * 64)) {
-      return LaunchTiled<ConvAffined<kTileM, kTileN, kSigned, kFinish>>(p, config, options, kTileM * 2, map,
-                                                                        reader);
+      return LaunchTiled<ConvAffined<kTileM, kTileN, kSigned, kJoins, kFinish>>(p, config, options,
+                                                                                kTileM * 2);
     } else {
       return cudaErrorInvalidValue;
     }
@@ -164,33 +199,30 @@ cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, cons
     return options.x_signed ? launch.template operator()<true, kFinish>()
                             : launch.template operator()<false, kFinish>();
   };
-  switch (FinishOf(p.epilogue, p)) {
-    case Finish::kThroughMemory:
-      return of_any_input.template operator()<Finish::kThroughMemory>();
-    case Finish::kIntegers:
-      return of_any_input.template operator()<Finish::kIntegers>();
-    case Finish::kFloatsFromZero:
-      return options.x_signed ? cudaErrorInvalidValue
-                              : launch.template operator()<false, Finish::kFloatsFromZero>();
-    case Finish::kFloats:
-      return options.x_signed ? cudaErrorInvalidValue
-                              : launch.template operator()<false, Finish::kFloats>();
-    default:
-      return cudaErrorInvalidValue;
-  }
+  const Finish finish = FinishOf(p.epilogue, p);
+  if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
+  if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
+  if (options.x_signed) return cudaErrorInvalidValue;
+  if (finish == Finish::kFloatsFromZero) return launch.template operator()<false, Finish::kFloatsFromZero>();
+  if (finish == Finish::kFloats) return launch.template operator()<false, Finish::kFloats>();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
 cudaError_t LaunchAffineConv(const AffineConvParams& p, const ConvConfig& config,
                              const LaunchOptions& options) {
-  const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
   if (p.stages < 1 || p.stages > kMaxAffineTiles) return cudaErrorInvalidValue;
-  if (is(64, 32)) return LaunchTile<64, 32>(p, config, options);
-  if (is(64, 64)) return LaunchTile<64, 64>(p, config, options);
-  if (is(64, 128)) return LaunchTile<64, 128>(p, config, options);
-  if (is(128, 128)) return LaunchTile<128, 128>(p, config, options);
-  return cudaErrorInvalidValue;
+  return std::visit(
+      [&](auto joins) {
+        const auto is = [&](int m, int n) { return config.tile_m == m && config.tile_n == n; };
+        if (is(64, 32)) return LaunchTile<64, 32, joins>(p, config, options);
+        if (is(64, 64)) return LaunchTile<64, 64, joins>(p, config, options);
+        if (is(64, 128)) return LaunchTile<64, 128, joins>(p, config, options);
+        if (is(128, 128)) return LaunchTile<128, 128, joins>(p, config, options);
+        return cudaErrorInvalidValue;
+      },
+      OneOf(p.joins));
 }
 
 }  // namespace lowbit::cuda

@@ -9,7 +9,7 @@ namespace lowbit::cuda {
 
 std::span<const KernelInfo* const> FusedTable() {
   static constexpr const KernelInfo* kRows[] = {&kChainKernel, &kResidualPairKernel, &kStemPoolKernel,
-                                                 &kAffineConvKernel};
+                                                &kAffineConvKernel};
   return kRows;
 }
 

@@ -41,6 +41,8 @@ struct ChainLink {
   ConvShape residuals_shape = {};
 };
 
+struct AffineConv;
+
 class PackedNode {
  public:
   virtual ~PackedNode() = default;
@@ -54,6 +56,13 @@ class PackedNode {
   virtual std::optional<ChainLink> Link(std::span<const TensorShape> fed) const {
     static_cast<void>(fed);
     return std::nullopt;
+  }
+  // The node where it is a LowBitConcat, and where it is a function and a convolution that read what that makes: what
+  // one kernel may be of both (fused/affine_conv.h). Nothing where it is another one.
+  virtual const ConcatNode* Concat() const { return nullptr; }
+  virtual std::shared_ptr<const AffineConv> Affine(std::span<const TensorShape> fed) const {
+    static_cast<void>(fed);
+    return nullptr;
   }
   // Whether the node can store channels of what it makes in other tensors besides, or there alone.
   virtual bool MayStore(std::span<const TensorShape> fed, std::span<const ChannelMove> moves) const {

@@ -305,7 +305,7 @@ class PackedAffineConv final : public PackedNode {
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 1, "a function and a convolution were fed ", fed.size(), " tensors, expected 1");
-    const AffineConv nodes{lines_, conv_.Conv(), conv_.ShapeOf(fed[0])};
+    const AffineConv nodes = NodesAt(fed[0]);
     const TensorShape made{made_type_, fed[0].dims};
     const auto plan = [&](const ConvConfig& config) {
       if (config.kernel != &kAffineConvKernel) {
@@ -313,16 +313,21 @@ class PackedAffineConv final : public PackedNode {
                           ElementCount(made.dims));
       }
       return MakePlan(config.Text(), [fused = PlanAffineConv(nodes, config)](const Run& run) {
-        LaunchAffineConv(*fused, run.fed[0], run.y, run.queue);
+        LaunchAffineConv(*fused, run.fed.first(1), nullptr, run.y, run.queue);
       });
     };
     const std::vector<ConvConfig> configs = AffineConvConfigs(*nodes.conv, nodes.shape);
     if (!choose_) return plan(configs.front());
     return plan(choose_({ShapeText(nodes.shape), configs, plan, {fed.begin(), fed.end()}, y}));
   }
+  std::shared_ptr<const AffineConv> Affine(Shapes fed) const override {
+    return fed.size() == 1 ? std::make_shared<const AffineConv>(NodesAt(fed[0])) : nullptr;
+  }
   std::vector<uint8_t> Packed() const override { return conv_.Packed(); }
 
  private:
+  AffineConv NodesAt(const TensorShape& x) const { return {lines_, conv_.Conv(), conv_.ShapeOf(x)}; }
+
   ConvChooser choose_;
   ElementType made_type_;
   PackedNodePtr affine_;

@@ -73,10 +73,13 @@ struct ResidualPairCase {
   cuda::ResidualPairShapes shapes;
 };
 
-// A function of codes and the convolution that reads what it makes.
+// A function of codes and the convolution that reads what it makes; a Concat in front of both, of tensors of so many
+// channels, or none.
 struct AffineConvCase {
   AffineSpec affine;
   Node conv;
+  ConcatNode concat;
+  std::vector<int64_t> joined;
 };
 
 // A network's first convolution and the pooling behind it.
@@ -429,6 +432,28 @@ class Generator : public cuda::Draws {
       if (!spec.has_affine) continue;
       spec.scale.push_back(ties ? static_cast<float>(Int(-4, 4)) : Real(-2, 2));
       spec.shift.push_back(ties ? 0.5f * static_cast<float>(Int(-200, 200)) : Real(-2, 2));
+    }
+    const int64_t channels = conv.spec.geometry.in_channels;
+    if (channels > 16 && Coin(0.6)) {
+      const int64_t first = 16 * Int(1, channels / 16 - 1);
+      nodes.joined = {first, channels - first};
+      Quantizer& y = nodes.concat.quantizer;
+      y = quantizer;
+      y.is_signed = spec.x_signed;
+      y.lo = y.is_signed ? -128 : 0;
+      y.hi = y.lo + 255;
+      y.zero_point = x_zero;
+      y.scale = x_scale;
+      nodes.concat.axis = Coin() ? 3 : -1;
+      for (size_t i = 0; i < nodes.joined.size(); ++i) {
+        ConcatNode::Part& part = nodes.concat.parts.emplace_back();
+        part.copied = Coin(0.3);
+        part.spec.x_signed = part.copied ? y.is_signed : Coin();
+        part.spec.x_zero_point = {static_cast<int32_t>(part.copied          ? x_zero
+                                                       : part.spec.x_signed ? Int(-128, 127)
+                                                                            : Int(0, 255))};
+        part.spec.x_scale = {part.copied ? y.scale : ties ? 0.5f * y.scale : Real(0.01f, 0.1f)};
+      }
     }
     return nodes;
   }
@@ -1146,25 +1171,58 @@ std::vector<uint8_t> AffineCodes(const AffineSpec& spec, const std::vector<uint8
       v = v + spec.shift[c];
     }
     const float rounded = std::nearbyint(v / spec.y_scale[c]) + static_cast<float>(spec.y_zero_point[c]);
-    y.push_back(static_cast<uint8_t>(static_cast<int>(std::clamp(
-        rounded, static_cast<float>(spec.quantizer.lo), static_cast<float>(spec.quantizer.hi)))));
+    y.push_back(static_cast<uint8_t>(static_cast<int>(
+        std::clamp(rounded, static_cast<float>(spec.quantizer.lo), static_cast<float>(spec.quantizer.hi)))));
   }
   return y;
 }
 
-// Both in one kernel against one after the other; true where there is none.
+// What a Concat along the channels makes.
+std::vector<uint8_t> Joined(const ConcatNode& concat, const std::vector<std::vector<uint8_t>>& fed,
+                            const std::vector<int64_t>& channels) {
+  std::vector<std::vector<uint8_t>> parts;
+  for (size_t i = 0; i < fed.size(); ++i) {
+    AffineSpec spec = concat.parts[i].spec;
+    spec.y_scale = {concat.quantizer.scale};
+    spec.y_zero_point = {concat.quantizer.zero_point};
+    spec.quantizer = concat.quantizer;
+    parts.push_back(concat.parts[i].copied ? fed[i] : AffineCodes(spec, fed[i]));
+  }
+  std::vector<uint8_t> y;
+  for (int64_t pixel = 0; pixel < static_cast<int64_t>(fed[0].size()) / channels[0]; ++pixel) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto begin = parts[i].begin() + pixel * channels[i];
+      y.insert(y.end(), begin, begin + channels[i]);
+    }
+  }
+  return y;
+}
+
+// All in one kernel against one after the other; true where there is none.
 bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cuda::Device& device,
                     std::map<std::string, Counts>& by, size_t most, const std::string& text) {
-  const auto& [affine, conv] = nodes;
-  const ConvGeometry& g = conv.spec.geometry;
-  const ConvShape& s = conv.shape;
-  const auto lines = cuda::AffineLinesOf(affine);
+  const ConvSpec& spec = nodes.conv.spec;
+  const ConvGeometry& g = spec.geometry;
+  const ConvShape& s = nodes.conv.shape;
+  const bool joins = !nodes.joined.empty();
+  const std::vector<int64_t> channels = joins ? nodes.joined : std::vector{g.in_channels};
+  const auto lines = cuda::AffineLinesOf(nodes.affine);
   if (!lines) {
     ++by["affined: no lines"].runs;
     return true;
   }
-  const cuda::AffineConv packed{cuda::PackLines(*lines, g.in_channels, device),
-                                cuda::PackConv(conv.spec, device), s};
+  cuda::AffineConv packed{cuda::PackLines(*lines, g.in_channels, device), cuda::PackConv(spec, device), s};
+  std::vector<TensorShape> shapes;
+  for (const int64_t each : channels)
+    shapes.push_back({ElementType::kUInt8, {s.batch, s.in_h, s.in_w, each}});
+  if (joins) {
+    const auto behind = cuda::BehindConcat(nodes.concat, shapes, packed);
+    if (!behind) {
+      ++by["affined: no lines of a Concat"].runs;
+      return true;
+    }
+    packed = *behind;
+  }
   std::vector<cuda::ConvConfig> configs = cuda::AffineConvConfigs(*packed.conv, s);
   std::erase_if(configs, [&](const auto& c) {
     return c.kernel != &cuda::kAffineConvKernel || c.Text().find(text) == std::string::npos;
@@ -1176,43 +1234,68 @@ bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cud
   while (configs.size() > most)
     configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
 
-  const std::vector<uint8_t> x =
-      generator.Codes({8, Encoding::kUnsigned}, s.batch * s.in_h * s.in_w * g.in_channels);
-  const std::vector<uint8_t> between = AffineCodes(affine, x);
   constexpr size_t guard = 256;
-  const auto y_bytes = static_cast<size_t>(s.OutPixels() * g.out_channels);
-  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard);
+  const auto y_bytes = static_cast<size_t>(s.OutPixels() * g.out_channels),
+             made_bytes = joins ? static_cast<size_t>(s.OutPixels() * g.in_channels) : 0;
+  std::vector<std::vector<uint8_t>> x;
+  std::vector<std::unique_ptr<DeviceBuffer>> device_x;
+  std::vector<const void*> fed;
+  for (const int64_t each : channels) {
+    x.push_back(generator.Codes({8, Encoding::kUnsigned}, s.OutPixels() * each));
+    device_x.push_back(std::make_unique<DeviceBuffer>(x.back().size()));
+    fed.push_back(device_x.back()->Get());
+    Check(cudaMemcpy(device_x.back()->Get(), x.back().data(), x.back().size(), cudaMemcpyHostToDevice),
+          "copy x");
+  }
+  const std::vector<uint8_t> made = joins ? Joined(nodes.concat, x, channels) : x[0];
+  const std::vector<uint8_t> between = AffineCodes(nodes.affine, made);
+  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard), found_made(made_bytes + guard);
   Threads pool;
-  ReferenceRows()[0].create(conv.spec)->Run({s, between.data(), nullptr, expected.data()}, pool);
-  DeviceBuffer device_x(x.size()), device_y(found.size()), elsewhere(std::max(x.size(), found.size()));
-  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  ReferenceRows()[0].create(spec)->Run({s, between.data(), nullptr, expected.data()}, pool);
+  DeviceBuffer device_y(found.size()), device_made(found_made.size()),
+      elsewhere(std::max({made.size(), found.size(), found_made.size()}));
   bool equal = true;
   for (const cuda::ConvConfig& config : configs) {
     const auto plan = cuda::PlanAffineConv(packed, config);
     Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+    Check(cudaMemset(device_made.Get(), 0xA5, found_made.size()), "poison");
     Run(
         [&](cuda::Queue& queue, bool moved) {
-          cuda::LaunchAffineConv(*plan, moved ? elsewhere.Get() : device_x.Get(),
+          std::vector<const void*> of_run = fed;
+          if (moved) of_run[0] = elsewhere.Get();
+          void* const to = moved ? elsewhere.Get() : device_made.Get();
+          cuda::LaunchAffineConv(*plan, of_run, joins ? to : nullptr,
                                  moved ? elsewhere.Get() : device_y.Get(), queue);
         },
         generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin());
     SynchronizeOrExit(config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
-    const cuda::Finish finish = cuda::FinishOf(packed.conv->EpilogueOf());
+    Check(cudaMemcpy(found_made.data(), device_made.Get(), found_made.size(), cudaMemcpyDeviceToHost),
+          "copy what is joined");
+    const cuda::ConvConfig tiles{&cuda::kWgmmaRow, config.tile_m, config.tile_n, config.stages,
+                                 config.splits};
+    const auto finish = static_cast<int>(cuda::FinishOf(packed.conv->Params(s, tiles).epilogue));
     Counts& counts = by["affined_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
-                        (config.splits > 1 ? " cluster" : "") + " finish " +
-                        std::to_string(static_cast<int>(finish))];
+                        (config.splits > 1 ? " cluster" : ", finish " + std::to_string(finish)) +
+                        (joins ? ", joins" : "")];
     ++counts.runs;
-    const auto differs =
-        std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
-    const bool overran = std::any_of(found.begin() + static_cast<int64_t>(y_bytes), found.end(),
-                                     [](uint8_t b) { return b != 0xA5; });
-    if (differs == static_cast<int64_t>(y_bytes) && !overran) continue;
+    const auto differ = [](const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, size_t count) {
+      return std::mismatch(a.begin(), a.begin() + static_cast<int64_t>(count), b.begin()).first - a.begin();
+    };
+    const auto overran = [](const std::vector<uint8_t>& all, size_t count) {
+      return std::any_of(all.begin() + static_cast<int64_t>(count), all.end(),
+                         [](uint8_t b) { return b != 0xA5; });
+    };
+    const int64_t of_y = differ(expected, found, y_bytes), of_made = differ(made, found_made, made_bytes);
+    const bool overrun = overran(found, y_bytes) || overran(found_made, made_bytes);
+    if (of_y == static_cast<int64_t>(y_bytes) && of_made == static_cast<int64_t>(made_bytes) && !overrun)
+      continue;
     equal = false;
     ++counts.wrong_runs;
-    std::cout << "WRONG " << config.Text() << ": first " << differs << " of " << y_bytes
-              << (overran ? ", guard bytes overwritten" : "") << "; x " << s.batch << "x" << s.in_h << "x"
-              << s.in_w << "x" << g.in_channels << " -> " << g.out_channels << "\n";
+    std::cout << "WRONG " << config.Text() << ": first " << of_y << " of " << y_bytes << ", " << of_made
+              << " of " << made_bytes << " joined" << (overrun ? ", guard bytes overwritten" : "") << "; x "
+              << s.batch << "x" << s.in_h << "x" << s.in_w << "x" << g.in_channels << " -> " << g.out_channels
+              << "\n";
   }
   return equal;
 }
