@@ -46,6 +46,7 @@ ROWS = ("team", "bits", "halo", "windows", "wgmma", "chain", "pair", "conv_pool"
 FUSIONS = (
     "residual_pair",
     "affine_conv",
+    "joined_conv",
     "quantized_conv",
     "dequantized_product",
 )

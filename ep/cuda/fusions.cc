@@ -256,7 +256,8 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes, kChannelsLast};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum,
+                                    kPlanes,         kJoinedConv,     kChannelsLast};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -53,6 +53,9 @@ inline constexpr const char* kFloatSum = "float_sum";
 // The same of tensors of few bits that become planes (ep/region/planes.h).
 inline constexpr const char* kPlanes = "planes";
 
+// The same of a Concat in one launch with the normalization and the convolution behind it.
+inline constexpr const char* kJoinedConv = "joined_conv";
+
 // The same of float tensors whose channels lie last (core/channels_last.h).
 inline constexpr const char* kChannelsLast = "channels_last";
 

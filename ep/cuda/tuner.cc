@@ -13,6 +13,7 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
+#include "ep/cuda/fusions.h"
 #include "ep/cuda/region_timer.h"
 #include "ep/cuda/stopwatch.h"
 #include "ep/region/tune_region.h"
@@ -191,8 +192,7 @@ class ChainSteps final : public TwoSteps {
 class JoiningSteps final : public TwoSteps {
  public:
   explicit JoiningSteps(cuda::AffineConv nodes)
-      : nodes_(std::move(nodes)), configs_(cuda::AffineConvConfigs(*nodes_.conv, nodes_.shape)) {
-    std::erase_if(configs_, [](const auto& each) { return each.kernel != &cuda::kAffineConvKernel; });
+      : nodes_(std::move(nodes)), configs_(cuda::JoiningConfigs(nodes_)) {
     constexpr size_t kMost = 6;
     configs_.resize(std::min(configs_.size(), kMost));
   }
@@ -223,7 +223,7 @@ FoundTwo FindTwo(const CudaStep& first, std::span<const TensorShape> first_fed, 
     if (chain->residuals != nullptr) key += "+" + cuda::ShapeText(chain->residuals_shape);
     return {std::make_shared<const ChainSteps>(*std::move(chain)), std::move(key)};
   }
-  const ConcatNode* const concat = first.Node().Concat();
+  const ConcatNode* const concat = cuda::IsLeftOut(kJoinedConv) ? nullptr : first.Node().Concat();
   const auto nodes = concat != nullptr ? second.Node().Affine(second_fed) : nullptr;
   auto joining = nodes != nullptr ? cuda::BehindConcat(*concat, first_fed, *nodes) : std::nullopt;
   if (!joining) return {};

@@ -14,7 +14,7 @@ namespace lowbit::cuda {
 
 namespace {
 
-constexpr Tile kTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 128}};
+constexpr Tile kTiles[] = {{64, 32}, {64, 64}, {64, 128}};
 constexpr int kMaxSplits = 8;
 constexpr int kLineFloats = 2 * kTileK;  // of a tile of k
 
@@ -24,7 +24,7 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
     return "not a 1x1 convolution of stride 1 whose codes are rounded in registers";
   if (problem.x.encoding == Encoding::kBipolar || problem.is_bits) return "bipolar codes";
   if (problem.residual) return "residuals";
-  if (problem.is_tail || problem.is_mapped) return "a tail, thresholds or a table behind the convolution";
+  if (problem.in_tail || problem.is_mapped) return "a function or a table behind the convolution";
   return problem.m == 0 || problem.n == 0 ? "no pixels or channels" : "";
 }
 
@@ -69,22 +69,32 @@ double RoundingMicroseconds(const ConvProblem& problem, const ConvConfig& config
   return std::max(1.0, blocks / device.multiprocessors) * codes * 5.5 / 128 / kClocksPerMicrosecond;
 }
 
-double MicrosecondsOf(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  if (config.kernel == &kSeparateKernels) {
-    return kLaunchMicroseconds + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond +
-           EstimateOfBest(problem, device);
-  }
+// `joins`: codes are rounded twice, and stored by the blocks of the first channels.
+double MicrosecondsOf(const ConvProblem& problem, const ConvConfig& config, const Device& device,
+                      bool joins) {
+  const double codes_microseconds = static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond;
+  if (config.kernel == &kSeparateKernels)
+    return kLaunchMicroseconds + 2 * codes_microseconds + EstimateOfBest(problem, device);
   ConvConfig tiles = config;
   tiles.kernel = &kWgmmaRow;
   tiles.boxes = true;
-  return kWgmmaRow.microseconds(problem, tiles, device) + RoundingMicroseconds(problem, config, device);
+  return kWgmmaRow.microseconds(problem, tiles, device) +
+         (joins ? 2 : 1) * RoundingMicroseconds(problem, config, device) + (joins ? codes_microseconds : 0);
+}
+
+std::vector<double> Rank(const ConvProblem& problem, const Device& device, bool joins,
+                         std::vector<ConvConfig>& out) {
+  AddCandidates(problem, device, out);
+  if (!joins) out.push_back({&kSeparateKernels});
+  return SortByEstimate(
+      [&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device, joins); }, out);
 }
 
 double EstimateOfBestFused(const ConvProblem& problem, const Device& device) {
   std::vector<ConvConfig> configs;
   AddCandidates(problem, device, configs);
   const std::vector<double> estimates = SortByEstimate(
-      [&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); }, configs);
+      [&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device, false); }, configs);
   return estimates.empty() ? std::numeric_limits<double>::infinity() : estimates.front();
 }
 
@@ -98,9 +108,7 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
     static_cast<ConvParams&>(p) = nodes.conv->Params(nodes.shape, tiles, may_be_floats);
   };
   set_common(true);
-  const Finish finish = FinishOf(p.epilogue, p);
-  if (finish != Finish::kThroughMemory && finish != Finish::kFloatsFromZero && finish != Finish::kFloats)
-    set_common(false);
+  if (!HasAffineInstance(FinishOf(p.epilogue, p))) set_common(false);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.lines = reinterpret_cast<const float*>(nodes.lines->memory.At(0));
@@ -108,6 +116,10 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
   const auto bias = [](bool is_signed) { return 8388608.0f + (is_signed ? 128.0f : 0.0f); };
   p.made_flip = flip(nodes.lines->x_signed);
   p.made_bias = bias(nodes.lines->x_signed);
+  const bool is_capped = nodes.lines->hi - nodes.lines->lo < 255;
+  p.cap_select = is_capped ? 0xBA98u : 0x4444u;
+  p.cap_mask = is_capped ? 0x7F7F7F7Fu : ~0u;
+  p.cap_flip = flip(nodes.lines->lo != 0);
   p.joins = !nodes.joined.empty();
   if (p.joins) {
     for (size_t i = 0; i < std::size(p.parts); ++i) {
@@ -131,14 +143,18 @@ const FusedRow<ConvProblem> kAffineConvKernel = {
 
 std::vector<ConvConfig> RankAffineConfigs(const ConvProblem& problem, const Device& device) {
   std::vector<ConvConfig> out;
-  AddCandidates(problem, device, out);
-  out.push_back({&kSeparateKernels});
-  SortByEstimate([&](const ConvConfig& config) { return MicrosecondsOf(problem, config, device); }, out);
+  Rank(problem, device, false, out);
   return out;
 }
 
 std::vector<ConvConfig> AffineConvConfigs(const PackedConv& conv, const ConvShape& shape) {
   return RankAffineConfigs(conv.Problem(shape), conv.On());
+}
+
+std::vector<ConvConfig> JoiningConfigs(const AffineConv& nodes) {
+  std::vector<ConvConfig> out;
+  Rank(nodes.conv->Problem(nodes.shape), nodes.conv->On(), true, out);
+  return out;
 }
 
 std::shared_ptr<const PackedLines> PackLines(const AffineLines& lines, int64_t k, const Device& device) {
@@ -155,6 +171,8 @@ std::shared_ptr<const PackedLines> PackLines(const AffineLines& lines, int64_t k
   auto packed = std::make_shared<PackedLines>();
   packed->x_signed = lines.x_signed;
   packed->y_signed = lines.y_signed;
+  packed->lo = lines.lo;
+  packed->hi = lines.hi;
   const DeviceGuard guard(device.ordinal);
   packed->memory.Upload(numbers.data(), numbers.size() * sizeof(float), device);
   return packed;
@@ -221,19 +239,15 @@ std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const
   return nodes;
 }
 
-// Not measured yet: a Concat reads and writes all codes; the kernel that joins them writes them, and rounds twice.
+// Not measured yet: a Concat reads and writes all codes.
 bool JoiningPays(const AffineConv& nodes) {
   const ConvProblem problem = nodes.conv->Problem(nodes.shape);
   const Device& device = nodes.conv->On();
-  const std::vector<ConvConfig> apart = RankAffineConfigs(problem, device);
-  std::vector<ConvConfig> joining = apart;
-  std::erase_if(joining, [](const ConvConfig& each) { return each.kernel != &kAffineConvKernel; });
-  if (joining.empty()) return false;
-  const double codes = static_cast<double>(problem.m * problem.k);
-  const double concat = kLaunchMicroseconds + 2 * codes / kBytesOfMicrosecond,
-               more = codes / kBytesOfMicrosecond + RoundingMicroseconds(problem, joining.front(), device);
-  return MicrosecondsOf(problem, joining.front(), device) + more <
-         MicrosecondsOf(problem, apart.front(), device) + concat;
+  const double concat =
+      kLaunchMicroseconds + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond;
+  std::vector<ConvConfig> joining, apart;
+  const std::vector<double> together = Rank(problem, device, true, joining);
+  return !together.empty() && together.front() < Rank(problem, device, false, apart).front() + concat;
 }
 
 std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, const ConvConfig& config) {

@@ -21,6 +21,7 @@ inline constexpr int kMaxAffineTiles = 8;  // along k, of a block
 // The lines in one device's memory, those of a tile of k behind each other (LineIndex).
 struct PackedLines {
   bool x_signed = false, y_signed = false;
+  int32_t lo = 0, hi = 255;
   DeviceMemory memory;
 };
 // For k channels.
@@ -52,7 +53,9 @@ std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, co
 // it joins, or the one tensor.
 void LaunchAffineConv(const AffineConvPlan& plan, std::span<const void* const> x, void* joined, void* y,
                       Queue& queue);
-// Whether the cost model takes the first of the configurations for faster than the Concat and what is chosen behind it.
+// Every configuration that computes a Concat, too, the cost model's choice first.
+std::vector<ConvConfig> JoiningConfigs(const AffineConv& nodes);
+// Whether the cost model takes the first of them for faster than the Concat and what is chosen behind it.
 bool JoiningPays(const AffineConv& nodes);
 
 // What the cost model knows is the convolution.
@@ -80,7 +83,15 @@ struct AffineConvParams : TileParams, SumsParams {
   uint8_t* made = nullptr;  // where these are stored
   uint32_t made_flip = 0;
   float made_bias = 0;  // as of parts, of the codes that the channels' lines are of
+  // What becomes of the lines' bytes (EpilogueParams::cap_select).
+  uint32_t cap_select = 0, cap_mask = 0, cap_flip = 0;
 };
+// Floats that are finished in another way are integers there.
+inline constexpr bool HasAffineInstance(Finish finish) {
+  return finish == Finish::kThroughMemory || finish == Finish::kIntegers ||
+         finish == Finish::kFloatsFromZero || finish == Finish::kCappedTail || finish == Finish::kWordsTail ||
+         finish == Finish::kFloats;
+}
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
                              const LaunchOptions& options);
 

@@ -129,8 +129,9 @@ struct Affined {
       Codes<16> rounded;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        rounded.w[w] = UnsignedBytes({value(4 * w), value(4 * w + 1), value(4 * w + 2), value(4 * w + 3)}) ^
-                       SignFlip(kSigned);
+        const unsigned bytes =
+            UnsignedBytes({value(4 * w), value(4 * w + 1), value(4 * w + 2), value(4 * w + 3)});
+        rounded.w[w] = ((bytes | PermuteBytes(bytes, 0, p.cap_select)) & p.cap_mask) ^ p.cap_flip;
       }
       StoreCodes(tile + in_tile * kRowBytes + own % 8 * 16, rounded);
     }
@@ -187,25 +188,15 @@ __global__ void __launch_bounds__(kTileM * 2)
 
 template <int kTileM, int kTileN, bool kJoins>
 cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  const auto launch = [&]<bool kSigned, Finish kFinish>() {
-    if constexpr (HasInstance(kFinish == Finish::kFloatsFromZero || kTileM * kTileN == 64 * 64)) {
+  return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+    if constexpr (HasAffineInstance(kFinish) &&
+                  HasInstance(kFinish == Finish::kFloatsFromZero || kTileM * kTileN == 64 * 64)) {
       return LaunchTiled<ConvAffined<kTileM, kTileN, kSigned, kJoins, kFinish>>(p, config, options,
                                                                                 kTileM * 2);
     } else {
       return cudaErrorInvalidValue;
     }
-  };
-  const auto of_any_input = [&]<Finish kFinish>() {
-    return options.x_signed ? launch.template operator()<true, kFinish>()
-                            : launch.template operator()<false, kFinish>();
-  };
-  const Finish finish = FinishOf(p.epilogue, p);
-  if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
-  if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
-  if (options.x_signed) return cudaErrorInvalidValue;
-  if (finish == Finish::kFloatsFromZero) return launch.template operator()<false, Finish::kFloatsFromZero>();
-  if (finish == Finish::kFloats) return launch.template operator()<false, Finish::kFloats>();
-  return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace
@@ -219,7 +210,6 @@ cudaError_t LaunchAffineConv(const AffineConvParams& p, const ConvConfig& config
         if (is(64, 32)) return LaunchTile<64, 32, joins>(p, config, options);
         if (is(64, 64)) return LaunchTile<64, 64, joins>(p, config, options);
         if (is(64, 128)) return LaunchTile<64, 128, joins>(p, config, options);
-        if (is(128, 128)) return LaunchTile<128, 128, joins>(p, config, options);
         return cudaErrorInvalidValue;
       },
       OneOf(p.joins));

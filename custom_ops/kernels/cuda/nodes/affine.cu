@@ -293,8 +293,10 @@ void LaunchLookup(const Run& run, LookupParams p) {
 }  // namespace
 
 std::optional<AffineLines> AffineLinesOf(const AffineSpec& spec) {
-  if (spec.quantizer.hi - spec.quantizer.lo != kCodes - 1) return std::nullopt;
-  AffineLines lines{{}, {}, spec.x_signed, spec.quantizer.is_signed};
+  const int32_t lo = spec.quantizer.lo, hi = spec.quantizer.hi, count = hi - lo + 1;
+  if (!spec.quantizer.quantized || (count != kCodes && (count != kCodes / 2 || lo % count != 0)))
+    return std::nullopt;
+  AffineLines lines{{}, {}, spec.x_signed, spec.quantizer.is_signed, lo, hi};
   for (const ChannelGrid& grid : LinesOf(spec, true)) {
     lines.gain.push_back(grid.scale);
     lines.offset.push_back(grid.shift);

@@ -420,7 +420,8 @@ class Generator : public cuda::Draws {
     Quantizer& quantizer = spec.quantizer;
     quantizer.is_signed = made.encoding == Encoding::kSigned;
     quantizer.lo = quantizer.is_signed ? -128 : 0;
-    quantizer.hi = quantizer.lo + (Coin(0.95) ? 255 : 15);
+    quantizer.hi = quantizer.lo + Of({255, 255, 255, 255, 127, 127, 15});
+    if (quantizer.hi - quantizer.lo == 127 && Coin()) quantizer.lo += 128, quantizer.hi += 128;
     const float x_scale = Real(0.01f, 0.1f), y_scale = Real(0.01f, 0.1f);
     const auto x_zero = static_cast<int32_t>(spec.x_signed ? Int(-128, 127) : Int(0, 255));
     const bool ties = Coin(0.3);  // then many values are halves
