@@ -155,6 +155,7 @@ std::vector<cuda::ConvConfig> CloseToFastest(const std::vector<std::pair<double,
 template <typename Config>
 std::vector<std::string> TextsOf(const std::vector<Config>& configs) {
   std::vector<std::string> texts;
+  texts.reserve(configs.size());
   for (const Config& each : configs) texts.push_back(each.Text());
   return texts;
 }
@@ -224,7 +225,8 @@ FoundTwo FindTwo(const CudaStep& first, std::span<const TensorShape> first_fed, 
     return {std::make_shared<const ChainSteps>(*std::move(chain)), std::move(key)};
   }
   const ConcatNode* const concat = cuda::IsLeftOut(kJoinedConv) ? nullptr : first.Node().Concat();
-  const auto nodes = concat != nullptr ? second.Node().Affine(second_fed) : nullptr;
+  if (concat == nullptr) return {};
+  const auto nodes = second.Node().Affine(second_fed);
   auto joining = nodes != nullptr ? cuda::BehindConcat(*concat, first_fed, *nodes) : std::nullopt;
   if (!joining) return {};
   std::string key = "concat of " + std::to_string(joining->joined.front().channels) + ", " + second.Key() +

@@ -37,7 +37,7 @@ struct AffineConv {
   std::shared_ptr<const PackedLines> lines;
   std::shared_ptr<const PackedConv> conv;
   ConvShape shape;
-  std::vector<JoinedLine> joined = {};  // two, or none
+  std::vector<JoinedLine> joined;  // two, or none
 };
 // The same behind a Concat of `fed`; nullopt where the kernel does not join these.
 std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const TensorShape> fed,
@@ -65,9 +65,7 @@ std::vector<ConvConfig> RankAffineConfigs(const ConvProblem& problem, const Devi
 
 // Where the gain of one of 128 channels stands among those of a tile of k; 128 numbers further, its offset. A
 // thread reads four channels of 16 at a time, eight threads neighbours.
-inline constexpr int LineIndex(int channel) {
-  return (channel % 16 / 4 * 8 + channel / 16) * 4 + channel % 4;
-}
+constexpr int LineIndex(int channel) { return (channel % 16 / 4 * 8 + channel / 16) * 4 + channel % 4; }
 
 // One of the tensors that are read: its codes are `b ^ flip` less `bias`, 2^23 included, of their bytes (CodeReader).
 struct AffinePart {
@@ -87,7 +85,7 @@ struct AffineConvParams : TileParams, SumsParams {
   uint32_t cap_select = 0, cap_mask = 0, cap_flip = 0;
 };
 // Floats that are finished in another way are integers there.
-inline constexpr bool HasAffineInstance(Finish finish) {
+constexpr bool HasAffineInstance(Finish finish) {
   return finish == Finish::kThroughMemory || finish == Finish::kIntegers ||
          finish == Finish::kFloatsFromZero || finish == Finish::kCappedTail || finish == Finish::kWordsTail ||
          finish == Finish::kFloats;

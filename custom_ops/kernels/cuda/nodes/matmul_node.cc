@@ -326,7 +326,7 @@ class PackedAffineConv final : public PackedNode {
   std::vector<uint8_t> Packed() const override { return conv_.Packed(); }
 
  private:
-  AffineConv NodesAt(const TensorShape& x) const { return {lines_, conv_.Conv(), conv_.ShapeOf(x)}; }
+  AffineConv NodesAt(const TensorShape& x) const { return {lines_, conv_.Conv(), conv_.ShapeOf(x), {}}; }
 
   ConvChooser choose_;
   ElementType made_type_;

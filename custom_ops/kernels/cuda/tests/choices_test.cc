@@ -204,7 +204,7 @@ std::string ChoiceOf(const Place& place, const std::vector<Conv>& convs, int64_t
       return CandidateConfigs(*convs[0], shapes[0]).front().Text();
     case Site::kAffine:  // "?" where a Concat in front is better apart
       return AffineConvConfigs(*convs[0], shapes[0]).front().Text() +
-             (JoiningPays({nullptr, convs[0], shapes[0]}) ? "" : "?");
+             (JoiningPays({nullptr, convs[0], shapes[0], {}}) ? "" : "?");
     case Site::kResidualPair:
       return ResidualPairConfigs({convs[0], convs[1]}, {shapes[0], shapes[1]}).front().Text();
     case Site::kChain:

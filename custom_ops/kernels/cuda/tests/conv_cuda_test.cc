@@ -1212,7 +1212,8 @@ bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cud
     ++by["affined: no lines"].runs;
     return true;
   }
-  cuda::AffineConv packed{cuda::PackLines(*lines, g.in_channels, device), cuda::PackConv(spec, device), s};
+  cuda::AffineConv packed{
+      cuda::PackLines(*lines, g.in_channels, device), cuda::PackConv(spec, device), s, {}};
   std::vector<TensorShape> shapes;
   for (const int64_t each : channels)
     shapes.push_back({ElementType::kUInt8, {s.batch, s.in_h, s.in_w, each}});
