@@ -497,7 +497,7 @@ FAMILIES = {
         "affined: codes are normalized on their way into the product",
         "A thread's chunk of 16 codes goes from memory through the lines of its channels into shared "
         "memory, where wgmma reads it; weights and lines are there before. Behind a Concat a chunk comes "
-        "from one of two tensors, and what its line makes of it is stored once. "
+        "from one of its tensors, and what its line makes of it is stored once. "
         "`affined_64x32_stages2_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of the input "
         "in each of four blocks of a cluster, which add up their sums.",
         "shared memory of a block",

@@ -229,7 +229,8 @@ FoundTwo FindTwo(const CudaStep& first, std::span<const TensorShape> first_fed, 
   const auto nodes = second.Node().Affine(second_fed);
   auto joining = nodes != nullptr ? cuda::BehindConcat(*concat, first_fed, *nodes) : std::nullopt;
   if (!joining) return {};
-  std::string key = "concat of " + std::to_string(joining->joined.front().channels) + ", " + second.Key() +
+  std::string key = "concat of " + std::to_string(joining->joined.size()) + ", first " +
+                    std::to_string(joining->joined.front().channels) + ", " + second.Key() +
                     cuda::ShapeText(joining->shape);
   return {std::make_shared<const JoiningSteps>(*std::move(joining)), std::move(key)};
 }

@@ -443,11 +443,15 @@ def test_squeeze_and_excite(between: str | None, gate_first: bool, wide: int, sq
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_dense_block(relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Concat that the next one reads, the normalization behind it and its 1x1 layer may be one launch."""
+@pytest.mark.parametrize("nested", [False, True])
+def test_dense_block(
+    nested: bool, relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Concat, the normalization behind it and its 1x1 layer may be one launch, whoever else reads the Concat."""
     net = Network(3)
     net.rng = np.random.default_rng(7)
     channels, y = 32, net.layer(net.grid("x"), 3, 32, 3)
+    parts = [y]
     for growth in (16, 32, 48):
         numbers = [
             net.const(values.astype(np.float32), "numbers")
@@ -461,7 +465,8 @@ def test_dense_block(relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch:
         normal = net.node("BatchNormalization", [y, *numbers])
         normal = net.grid(net.node("Relu", [normal]) if relu else normal)
         made = net.layer(net.layer(normal, channels, 64), 64, growth, 3)
-        y, channels = net.grid(net.node("Concat", [y, made], axis=1)), channels + growth
+        parts = [y, made] if nested else [*parts, made]
+        y, channels = net.grid(net.node("Concat", parts, axis=1)), channels + growth
     last = net.layer(y, channels, 16)
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", count, "H", "W"])

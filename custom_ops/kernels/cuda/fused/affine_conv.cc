@@ -121,15 +121,21 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
   p.cap_mask = is_capped ? 0x7F7F7F7Fu : ~0u;
   p.cap_flip = flip(nodes.lines->lo != 0);
   p.joins = !nodes.joined.empty();
-  if (p.joins) {
-    for (size_t i = 0; i < std::size(p.parts); ++i) {
-      const JoinedLine& line = nodes.joined.at(i);
-      p.parts[i] = {
-          nullptr,    static_cast<int>(line.channels), flip(line.is_signed), bias(line.is_signed), line.gain,
-          line.offset};
-    }
-  } else {
-    p.parts[0] = {nullptr, p.k, p.made_flip};
+  p.parts[0] = {nullptr, 0, p.k, p.made_flip};
+  if (!p.joins) return p;
+  p.part_count = static_cast<int>(nodes.joined.size());
+  for (p.part_step = 1; 2 * p.part_step < p.part_count;) p.part_step *= 2;
+  int first = 0;
+  for (size_t i = 0; i < nodes.joined.size(); ++i) {
+    const JoinedLine& line = nodes.joined[i];
+    AffinePart& part = p.parts[i];
+    part.first = first;
+    part.channels = static_cast<int>(line.channels);
+    part.flip = flip(line.is_signed);
+    part.bias = bias(line.is_signed);
+    part.gain = line.gain;
+    part.offset = line.offset;
+    first += part.channels;
   }
   return p;
 }
@@ -189,7 +195,7 @@ class AffineConvPlan {
     LaunchOptions options{queue, device};
     options.x_signed = nodes_.conv->XSigned();
     options.shared_bytes = SharedBytesOf(config_);
-    const size_t parts = params_.joins ? std::size(params_.parts) : 1;
+    const auto parts = static_cast<size_t>(params_.part_count);
     Require(x.size() == parts, "a convolution behind an affine function was fed ", x.size(),
             " tensors, expected ", parts);
     AffineConvParams p = params_;
@@ -213,12 +219,13 @@ std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const
                                        AffineConv nodes) {
   const Quantizer& quantizer = concat.quantizer;
   constexpr int kBytes = 256;
-  if (fed.size() != 2 || concat.parts.size() != 2 || quantizer.is_signed != nodes.lines->x_signed ||
-      quantizer.hi - quantizer.lo != kBytes - 1) {
+  const size_t count = fed.size();
+  if (count < 2 || count > kMaxJoinedParts || concat.parts.size() != count ||
+      quantizer.is_signed != nodes.lines->x_signed || quantizer.hi - quantizer.lo != kBytes - 1) {
     return std::nullopt;
   }
   int64_t channels = 0;
-  for (size_t i = 0; i < fed.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const std::vector<int64_t>& dims = fed[i].dims;
     if (dims.empty() || concat.Axis(dims.size()) != dims.size() - 1 || dims.back() % 16 != 0)
       return std::nullopt;

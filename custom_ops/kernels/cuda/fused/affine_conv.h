@@ -16,7 +16,8 @@
 
 namespace lowbit::cuda {
 
-inline constexpr int kMaxAffineTiles = 8;  // along k, of a block
+inline constexpr int kMaxAffineTiles = 8;      // along k, of a block
+inline constexpr size_t kMaxJoinedParts = 32;  // of a Concat
 
 // The lines in one device's memory, those of a tile of k behind each other (LineIndex).
 struct PackedLines {
@@ -37,7 +38,7 @@ struct AffineConv {
   std::shared_ptr<const PackedLines> lines;
   std::shared_ptr<const PackedConv> conv;
   ConvShape shape;
-  std::vector<JoinedLine> joined;  // two, or none
+  std::vector<JoinedLine> joined;  // two at least, or none
 };
 // The same behind a Concat of `fed`; nullopt where the kernel does not join these.
 std::optional<AffineConv> BehindConcat(const ConcatNode& concat, std::span<const TensorShape> fed,
@@ -70,14 +71,15 @@ constexpr int LineIndex(int channel) { return (channel % 16 / 4 * 8 + channel / 
 // One of the tensors that are read: its codes are `b ^ flip` less `bias`, 2^23 included, of their bytes (CodeReader).
 struct AffinePart {
   const uint8_t* x = nullptr;
-  int channels = 0;
+  int first = 0, channels = 0;  // of all parts' channels
   uint32_t flip = 0;
   float bias = 0, gain = 1, offset = 0;
 };
 struct AffineConvParams : TileParams, SumsParams {
   const float* lines = nullptr;
-  AffinePart parts[2];
-  bool joins = false;       // two parts, whose lines make the codes that are joined and read on
+  bool joins = false;                 // several parts, whose lines make the codes that are joined and read on
+  int part_count = 1, part_step = 0;  // a power of 2, with which a search of the part begins
+  AffinePart parts[kMaxJoinedParts];
   uint8_t* made = nullptr;  // where these are stored
   uint32_t made_flip = 0;
   float made_bias = 0;  // as of parts, of the codes that the channels' lines are of

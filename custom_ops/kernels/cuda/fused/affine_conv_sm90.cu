@@ -70,14 +70,22 @@ struct Affined {
   }
 
   __device__ __forceinline__ int ChannelOf(int i) const { return (at.k_begin + i) * kRowBytes + chunk * 16; }
+  // The last part that begins at or before the channel.
   __device__ __forceinline__ int PartOf(int channel) const {
-    return kJoins && channel >= p.parts[0].channels ? 1 : 0;
+    int part = 0;
+    if constexpr (kJoins) {
+#pragma unroll 1
+      for (int step = p.part_step; step > 0; step /= 2) {
+        if (part + step < p.part_count && p.parts[part + step].first <= channel) part += step;
+      }
+    }
+    return part;
   }
 
   // The thread's codes of a tile. Rows past the last pixel repeat it: they are never stored.
   __device__ __forceinline__ void Fetch(int i, Chunks16& codes) const {
     const int channel = ChannelOf(i), part = PartOf(channel), pitch = p.parts[part].channels;
-    const uint8_t* const x = p.parts[part].x + channel - (part > 0 ? p.parts[0].channels : 0);
+    const uint8_t* const x = p.parts[part].x + channel - p.parts[part].first;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int m = min(at.m0 + first_row + r * kRowStep, p.m - 1);

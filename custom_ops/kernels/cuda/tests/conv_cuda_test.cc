@@ -436,8 +436,16 @@ class Generator : public cuda::Draws {
     }
     const int64_t channels = conv.spec.geometry.in_channels;
     if (channels > 16 && Coin(0.6)) {
-      const int64_t first = 16 * Int(1, channels / 16 - 1);
-      nodes.joined = {first, channels - first};
+      // Two, or as many as a dense block of PyTorch joins.
+      const int64_t most = Coin() ? 2 : static_cast<int64_t>(cuda::kMaxJoinedParts);
+      int64_t left = channels / 16;
+      while (left > 0 && std::ssize(nodes.joined) < most) {
+        const bool is_last = std::ssize(nodes.joined) + 1 == most;
+        const int64_t blocks =
+            is_last ? left : Int(1, std::min(left - (nodes.joined.empty() ? 1 : 0), left / 2 + 1));
+        nodes.joined.push_back(16 * blocks);
+        left -= blocks;
+      }
       Quantizer& y = nodes.concat.quantizer;
       y = quantizer;
       y.is_signed = spec.x_signed;
