@@ -447,7 +447,7 @@ def test_squeeze_and_excite(between: str | None, gate_first: bool, wide: int, sq
 def test_dense_block(
     nested: bool, relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Concat, the normalization behind it and its 1x1 layer may be one launch, whoever else reads the Concat."""
+    """A Concat, whoever reads it, the normalization behind it and its 1x1 layer may be one launch."""
     net = Network(3)
     net.rng = np.random.default_rng(7)
     channels, y = 32, net.layer(net.grid("x"), 3, 32, 3)
