@@ -212,7 +212,7 @@ def fusion_table() -> str:
     found = re.findall(r'\{"([^"]+)",\s*"([^"]+)",\s*(k\w+)', rows)
     parts = {
         f"k{name}": f"LowBit{name}"
-        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Mul", "Lookup", "Dequantize")
+        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Mul", "Lookup", "Affine", "Dequantize")
     }
     parts["kGlobalPool"] = "LowBitGlobalAveragePool"
 
@@ -235,8 +235,9 @@ def fusion_table() -> str:
             [(f"`{name}`", nodes(k), note) for name, note, k in found],
         )
         + "\nA `LowBitConv` or `LowBitGemm` to float32 is one step with the float `Add` behind it, and the "
-        "`Relu` or `Clip` behind that (`float_sum`). Two steps in a row become a `chain` where the cost "
-        "model or the tuner finds it faster. The kernels of all these:"
+        "`Relu` or `Clip` behind that (`float_sum`). Two steps in a row become a `chain`, or a Concat "
+        "goes with the `affine_conv` behind it (`joined_conv`), where the cost model or the tuner finds it "
+        "faster. The kernels of all these:"
     )
 
 

@@ -493,6 +493,38 @@ FAMILIES = {
             Lane("store", [Bar(9.2, 1.2, "codes", "codes")]),
         ],
     ),
+    "affined": Family(
+        "affined: codes are normalized on their way into the product",
+        "A thread's chunk of 16 codes goes from memory through the lines of its channels into shared "
+        "memory, where wgmma reads it; weights and lines are there before. Behind a Concat a chunk comes "
+        "from one of its tensors, and what its line makes of it is stored once. "
+        "`affined_64x32_stages2_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of the input "
+        "in each of four blocks of a cluster, which add up their sums.",
+        "shared memory of a block",
+        [
+            *(
+                Group(
+                    f"tile {i}",
+                    [
+                        Cell("codes", "pixels", 1.1),
+                        Cell("weights", "weights", 1),
+                        Cell("lines", "weights", 0.7),
+                    ],
+                )
+                for i in range(2)
+            ),
+        ],
+        [
+            Lane("a thread fetches", row("weights", ["weights 0", "weights 1"], length=1.4)),
+            Lane("threads fetch", [Bar(2.8, 1.3, "pixels", "codes 0"), Bar(4.1, 1.3, "pixels", "codes 1")]),
+            Lane(
+                "threads round",
+                [Bar(4.1, 1.8, "codes", "round 0"), Bar(5.9, 1.8, "codes", "round 1")],
+            ),
+            Lane("wgmma", [Bar(5.9, 1.4, "products", "product 0"), Bar(7.7, 1.4, "products", "product 1")]),
+            Lane("sums", [Bar(9.1, 1.4, "products", "exchange"), Bar(10.5, 2, "codes", "round, store")]),
+        ],
+    ),
     "conv_pool": Family(
         "conv_pool: the first layer and its max pooling, row by row",
         "A block makes 28 columns of pooled pixels and walks down a strip of rows (`conv_pool_strips4`: "

@@ -28,6 +28,8 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitAdd";
     case Part::kLookup:
       return op == "LowBitLookup" || op == "LowBitRequantize";
+    case Part::kAffine:
+      return op == "LowBitAffine";
     case Part::kDequantize:
       return op == "LowBitDequantize";
   }
@@ -58,6 +60,19 @@ std::unique_ptr<cuda::PackedNode> PackResidualPair(Specs specs, const cuda::Devi
                                                    std::span<const uint8_t> packed) {
   const MatmulNode &first = ProductOf(specs[0]), &second = ProductOf(specs[1]);
   return cuda::PackResidualPair(first, second, device, tuner.ChoosersFor(first.conv, second.conv), packed);
+}
+
+// ---- a function of each channel's codes + convolution
+
+bool FitsAffine(Specs specs, const cuda::Device& device) {
+  return cuda::FusesAffine(std::get<AffineNode>(specs[0]), ProductOf(specs[1]), device);
+}
+
+std::unique_ptr<cuda::PackedNode> PackAffine(Specs specs, const cuda::Device& device, Tuner& tuner,
+                                             std::span<const uint8_t> packed) {
+  const MatmulNode& conv = ProductOf(specs[1]);
+  return cuda::PackAffineConv(std::get<AffineNode>(specs[0]), conv, device,
+                              {tuner.ChooserFor(conv.conv, "affine"), tuner.ChooserFor(conv.conv)}, packed);
 }
 
 // ---- two convolutions + the addition of their codes
@@ -195,6 +210,7 @@ std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Devic
 }
 
 constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
+constexpr PatternNode kAffine[] = {{Part::kAffine}, {Part::kConv}};
 constexpr PatternNode kAdded[] = {{Part::kConv}, {Part::kAdd}};
 constexpr PatternNode kAddedSecond[] = {{Part::kConv}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kAddedPair[] = {{Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd}};
@@ -213,6 +229,8 @@ constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
 constexpr Fusion kFusions[] = {
     {"residual_pair", "a shortcut's convolution and the one that adds its codes", kResidualPair,
      FitsResidualPair, PackResidualPair},
+    {"affine_conv", "a normalization that no weights take in, and the convolution that alone reads it",
+     kAffine, FitsAffine, PackAffine},
     {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
     {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
      PackAdded<false>},
@@ -238,7 +256,8 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum, kPlanes, kChannelsLast};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum,
+                                    kPlanes,         kJoinedConv,     kChannelsLast};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -15,7 +15,7 @@
 namespace lowbit::ep {
 
 // What a node of a pattern is. kLookup: what is one table (ep/region/moves.h), decoded as such.
-enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kLookup, kDequantize };
+enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kLookup, kAffine, kDequantize };
 
 // How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or
 // not, then a later one reads both.
@@ -52,6 +52,9 @@ inline constexpr const char* kFloatSum = "float_sum";
 
 // The same of tensors of few bits that become planes (ep/region/planes.h).
 inline constexpr const char* kPlanes = "planes";
+
+// The same of a Concat in one launch with the normalization and the convolution behind it.
+inline constexpr const char* kJoinedConv = "joined_conv";
 
 // The same of float tensors whose channels lie last (core/channels_last.h).
 inline constexpr const char* kChannelsLast = "channels_last";

@@ -267,7 +267,7 @@ void GraphInstance::Launch(size_t i, std::span<void* const> externals, uint8_t* 
   fed.reserve(step.fed.size());
   for (const Location& location : step.fed) fed.push_back(Address(location, externals, workspace));
   if (step.with_next != nullptr) {
-    static_cast<const CudaChainPlan&>(*step.with_next)
+    static_cast<const CudaTwoPlan&>(*step.with_next)
         .Launch(fed, Address(step.output, externals, workspace),
                 Address(plan_.steps[i + 1].output, externals, workspace), queue);
     return;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ep/region/backend.h"
-#include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/nodes/cuda_node.h"
 
 namespace lowbit::ep {
@@ -29,32 +28,42 @@ class CudaStepPlan final : public StepPlan {
   const std::shared_ptr<const cuda::NodePlan> node_;
 };
 
-// A convolution, or the pair of one and that which makes its residuals, and the convolution that follows run
-// as one launch.
-class CudaChainPlan final : public StepPlan {
+// Two steps in a row that one launch with two outputs computes, in one of several configurations.
+class TwoSteps {
  public:
-  CudaChainPlan(cuda::ConvChain chain, const cuda::ChainConfig& config, std::string key, bool is_settled)
-      : chain_(std::move(chain)),
-        plan_(cuda::PlanChain(chain_, config)),
+  // `fed` is what the first step is fed.
+  using Launcher =
+      std::function<void(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue)>;
+
+  virtual ~TwoSteps() = default;
+  // Those worth a trial, the cost model's choice first.
+  virtual std::vector<std::string> Candidates() const = 0;
+  // Whether the cost model takes that for faster than two launches.
+  virtual bool Pay() const = 0;
+  virtual Launcher Plan(const std::string& candidate) const = 0;
+};
+
+class CudaTwoPlan final : public StepPlan {
+ public:
+  CudaTwoPlan(std::shared_ptr<const TwoSteps> steps, std::string candidate, std::string key, bool is_settled)
+      : steps_(std::move(steps)),
+        candidate_(std::move(candidate)),
+        launch_(steps_->Plan(candidate_)),
         key_(std::move(key)),
         is_settled_(is_settled) {}
 
-  std::string Text() const override { return cuda::PlanConfig(*plan_).Text(); }
-  const cuda::ConvChain& Chain() const { return chain_; }
+  std::string Text() const override { return candidate_; }
+  const std::shared_ptr<const TwoSteps>& Steps() const { return steps_; }
   const std::string& Key() const { return key_; }  // of measurements
   bool IsSettled() const { return is_settled_; }   // else it is still to be measured
-  // `fed` is what the first step is fed.
   void Launch(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue) const {
-    if (chain_.residuals != nullptr) {
-      cuda::LaunchChain(*plan_, fed[1], fed[0], y, z, queue);
-    } else {
-      cuda::LaunchChain(*plan_, fed[0], fed.size() > 1 ? fed[1] : nullptr, y, z, queue);
-    }
+    launch_(fed, y, z, queue);
   }
 
  private:
-  const cuda::ConvChain chain_;
-  const std::shared_ptr<const cuda::ChainPlan> plan_;
+  const std::shared_ptr<const TwoSteps> steps_;
+  const std::string candidate_;
+  const TwoSteps::Launcher launch_;
   const std::string key_;
   const bool is_settled_;
 };

@@ -13,15 +13,18 @@
 #include "core/node_reader.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
+#include "ep/cuda/fusions.h"
 #include "ep/cuda/region_timer.h"
 #include "ep/cuda/stopwatch.h"
 #include "ep/region/tune_region.h"
+#include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/left_out.h"
 
 namespace lowbit::ep {
 namespace {
 
-// In the place of a chain's configuration: its convolutions run one after the other.
+// In the place of a configuration of two steps in one launch: they run one after the other.
 constexpr const char* kApart = "apart";
 // How tensors of few bits lie between the steps of a region.
 constexpr const char *kInPlanes = "planes", *kInBytes = "bytes";
@@ -150,31 +153,106 @@ std::vector<cuda::ConvConfig> CloseToFastest(const std::vector<std::pair<double,
 }
 
 template <typename Config>
+std::vector<std::string> TextsOf(const std::vector<Config>& configs) {
+  std::vector<std::string> texts;
+  texts.reserve(configs.size());
+  for (const Config& each : configs) texts.push_back(each.Text());
+  return texts;
+}
+
+template <typename Config>
 std::optional<Config> Named(const std::vector<Config>& candidates, const std::string& text) {
   const auto found = std::find_if(candidates.begin(), candidates.end(),
                                   [&](const Config& each) { return each.Text() == text; });
   return found == candidates.end() ? std::nullopt : std::optional(*found);
 }
 
-// What TuneRegion tries: configurations of one convolution, or two of them apart and then as each of these
-// chains.
+// A convolution, or the pair of one and that which makes its residuals, and the convolution that follows.
+class ChainSteps final : public TwoSteps {
+ public:
+  explicit ChainSteps(cuda::ConvChain chain)
+      : chain_(std::move(chain)), configs_(cuda::CandidateChains(chain_)) {}
+
+  std::vector<std::string> Candidates() const override { return TextsOf(configs_); }
+  bool Pay() const override { return cuda::ChainPays(chain_); }
+  Launcher Plan(const std::string& candidate) const override {
+    return [plan = cuda::PlanChain(chain_, Named(configs_, candidate).value()),
+            is_pair = chain_.residuals != nullptr](std::span<const void* const> fed, void* y, void* z,
+                                                   cuda::Queue& queue) {
+      const void* const other = fed.size() > 1 ? fed[1] : nullptr;
+      cuda::LaunchChain(*plan, is_pair ? other : fed[0], is_pair ? fed[0] : other, y, z, queue);
+    };
+  }
+
+ private:
+  const cuda::ConvChain chain_;
+  const std::vector<cuda::ChainConfig> configs_;
+};
+
+// A Concat, and the function and convolution that read its output.
+class JoiningSteps final : public TwoSteps {
+ public:
+  explicit JoiningSteps(cuda::AffineConv nodes)
+      : nodes_(std::move(nodes)), configs_(cuda::JoiningConfigs(nodes_)) {
+    constexpr size_t kMost = 6;
+    configs_.resize(std::min(configs_.size(), kMost));
+  }
+
+  std::vector<std::string> Candidates() const override { return TextsOf(configs_); }
+  bool Pay() const override { return cuda::JoiningPays(nodes_); }
+  Launcher Plan(const std::string& candidate) const override {
+    return [plan = cuda::PlanAffineConv(nodes_, Named(configs_, candidate).value())](
+               std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue) {
+      cuda::LaunchAffineConv(*plan, fed, y, z, queue);
+    };
+  }
+
+ private:
+  const cuda::AffineConv nodes_;
+  std::vector<cuda::ConvConfig> configs_;
+};
+
+// What two steps are in one launch, and how measurements know them; null where they are none.
+struct FoundTwo {
+  std::shared_ptr<const TwoSteps> steps;
+  std::string key;
+};
+FoundTwo FindTwo(const CudaStep& first, std::span<const TensorShape> first_fed, const CudaStep& second,
+                 std::span<const TensorShape> second_fed) {
+  if (auto chain = cuda::FindChain(first.Node(), first_fed, second.Node(), second_fed)) {
+    std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
+    if (chain->residuals != nullptr) key += "+" + cuda::ShapeText(chain->residuals_shape);
+    return {std::make_shared<const ChainSteps>(*std::move(chain)), std::move(key)};
+  }
+  const ConcatNode* const concat = cuda::IsLeftOut(kJoinedConv) ? nullptr : first.Node().Concat();
+  if (concat == nullptr) return {};
+  const auto nodes = second.Node().Affine(second_fed);
+  auto joining = nodes != nullptr ? cuda::BehindConcat(*concat, first_fed, *nodes) : std::nullopt;
+  if (!joining) return {};
+  std::string key = "concat of " + std::to_string(joining->joined.size()) + ", first " +
+                    std::to_string(joining->joined.front().channels) + ", " + second.Key() +
+                    cuda::ShapeText(joining->shape);
+  return {std::make_shared<const JoiningSteps>(*std::move(joining)), std::move(key)};
+}
+
+// What TuneRegion tries: configurations of one convolution, or two steps apart and then together as each of these.
 struct Trials {
   std::string key;
   std::vector<cuda::ConvConfig> convs;
-  std::vector<cuda::ChainConfig> chains;
+  std::vector<std::string> together;
 
   std::string Text(size_t choice) const {
     if (!convs.empty()) return convs[choice].Text();
-    return choice == 0 ? kApart : chains[choice - 1].Text();
+    return choice == 0 ? kApart : together[choice - 1];
   }
 };
 
-// The chains of `plan` that are still to be measured, by key.
-std::map<std::string, std::vector<size_t>> GuessedChains(const RegionPlan& plan) {
+// The steps of `plan` that go with the next one and are still to be measured so, by key.
+std::map<std::string, std::vector<size_t>> GuessedTwos(const RegionPlan& plan) {
   std::map<std::string, std::vector<size_t>> steps;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
-    const auto* const chain = static_cast<const CudaChainPlan*>(plan.steps[i].with_next.get());
-    if (chain != nullptr && !chain->IsSettled()) steps[chain->Key()].push_back(i);
+    const auto* const two = static_cast<const CudaTwoPlan*>(plan.steps[i].with_next.get());
+    if (two != nullptr && !two->IsSettled()) steps[two->Key()].push_back(i);
   }
   return steps;
 }
@@ -326,29 +404,30 @@ std::shared_ptr<const StepPlan> Tuner::PlanTogether(const CudaStep& first,
                                                     const CudaStep& second,
                                                     std::span<const TensorShape> second_fed) {
   if (reference_) return nullptr;
-  auto chain = cuda::FindChain(first.Node(), first_fed, second.Node(), second_fed);
-  if (!chain) return nullptr;
-  const std::vector<cuda::ChainConfig> candidates = cuda::CandidateChains(*chain);
+  FoundTwo found = FindTwo(first, first_fed, second, second_fed);
+  if (found.steps == nullptr) return nullptr;
+  const std::vector<std::string> candidates = found.steps->Candidates();
   if (candidates.empty()) return nullptr;
-  std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
-  if (chain->residuals != nullptr) key += "+" + cuda::ShapeText(chain->residuals_shape);
-  const auto plan = [&](const cuda::ChainConfig& config, bool is_settled) {
-    return std::make_shared<const CudaChainPlan>(*std::move(chain), config, std::move(key), is_settled);
+  const auto is_candidate = [&](const std::string& each) {
+    return std::find(candidates.begin(), candidates.end(), each) != candidates.end();
+  };
+  const auto plan = [&](const std::string& candidate, bool is_settled) {
+    return std::make_shared<const CudaTwoPlan>(found.steps, candidate, found.key, is_settled);
   };
   if (tuning_ != Tuning::kOff) {
-    const auto known = Known(
-        key, [&](const std::string& each) { return each == kApart || Named(candidates, each).has_value(); });
+    const auto known =
+        Known(found.key, [&](const std::string& each) { return each == kApart || is_candidate(each); });
     if (known) {
-      if (tuning_ == Tuning::kOn && !IsFiled(key)) Keep(key, *known);
+      if (tuning_ == Tuning::kOn && !IsFiled(found.key)) Keep(found.key, *known);
       {
         const std::lock_guard lock(mutex_);
-        taken_[key] = *known;
+        taken_[found.key] = *known;
       }
-      return *known == kApart ? nullptr : plan(*Named(candidates, *known), true);
+      return *known == kApart ? nullptr : plan(*known, true);
     }
   }
   // TuneTogether is asked next.
-  if (tuning_ != Tuning::kOn && !cuda::ChainPays(*chain)) return nullptr;
+  if (tuning_ != Tuning::kOn && !found.steps->Pay()) return nullptr;
   return plan(candidates.front(), tuning_ != Tuning::kOn);
 }
 
@@ -433,7 +512,7 @@ std::map<std::string, std::vector<size_t>> Tuner::StepsByKey(const RegionPlan& p
 }
 
 void Tuner::TuneTogether(RegionPlan& plan) {
-  // For configurations, and again for chains. ResNet-50 takes 4 s at batch 1, DenseNet-121 all of the former.
+  // For configurations, and again for steps in one launch. ResNet-50 takes 4 s at batch 1, DenseNet-121 all of the former.
   constexpr std::chrono::seconds kPatience{20};
   try {
     std::map<std::string, Ranking> fresh;
@@ -446,7 +525,7 @@ void Tuner::TuneTogether(RegionPlan& plan) {
         fresh_.erase(own);
       }
     }
-    std::map<std::string, std::vector<size_t>> guessed = GuessedChains(plan);
+    std::map<std::string, std::vector<size_t>> guessed = GuessedTwos(plan);
     if (fresh.empty() && guessed.empty()) return;
     TuneLog log;
     std::vector<Trials> trials;
@@ -457,14 +536,16 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       trials.push_back({key, CloseToFastest(ranking->second, log.IsWanted()), {}});
       tuned.push_back({std::move(steps), trials.back().convs.size()});
     }
-    // Convolutions are tuned apart before chains are tried.
+    // Steps are tuned apart before two are tried together.
     const size_t alone = tuned.size();
-    std::vector<std::shared_ptr<const StepPlan>> chains(plan.steps.size());
+    std::vector<std::shared_ptr<const TwoSteps>> twos(plan.steps.size());
     for (auto& [key, steps] : guessed) {
-      for (const size_t step : steps) chains[step] = std::move(plan.steps[step].with_next);
-      const cuda::ConvChain& chain = static_cast<const CudaChainPlan&>(*chains[steps[0]]).Chain();
-      trials.push_back({key, {}, cuda::CandidateChains(chain)});
-      tuned.push_back({std::move(steps), trials.back().chains.size() + 1, 0, true});
+      for (const size_t step : steps) {
+        const auto with_next = std::move(plan.steps[step].with_next);
+        twos[step] = static_cast<const CudaTwoPlan&>(*with_next).Steps();
+      }
+      trials.push_back({key, {}, twos[steps[0]]->Candidates()});
+      tuned.push_back({std::move(steps), trials.back().together.size() + 1, 0, true});
     }
     if (tuned.empty()) return;
     const std::lock_guard lock(shared_.measuring);
@@ -478,8 +559,7 @@ void Tuner::TuneTogether(RegionPlan& plan) {
       tried = of_group.Text(choice);
       if (group.together) {
         if (choice == 0) return nullptr;
-        const cuda::ConvChain& chain = static_cast<const CudaChainPlan&>(*chains[step]).Chain();
-        return std::make_shared<const CudaChainPlan>(chain, of_group.chains[choice - 1], of_group.key, true);
+        return std::make_shared<const CudaTwoPlan>(twos[step], tried, of_group.key, true);
       }
       Trial trial;
       trial.config = of_group.convs[choice];
@@ -495,7 +575,7 @@ void Tuner::TuneTogether(RegionPlan& plan) {
     tried.clear();
     TuneRegion(plan, std::span(tuned).subspan(alone), plan_again, time, kPatience);
     for (size_t i = 0; i < trials.size(); ++i) {
-      // What was measured alone is worth keeping without a trial; that a chain is none was not measured.
+      // What was measured alone is worth keeping without a trial; that two are faster apart was not measured.
       if (tuned[i].together && tuned[i].tried == 0) continue;
       const std::string chosen = trials[i].Text(tuned[i].chosen);
       Keep(trials[i].key, chosen);

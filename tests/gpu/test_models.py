@@ -442,6 +442,52 @@ def test_squeeze_and_excite(between: str | None, gate_first: bool, wide: int, sq
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_dense_block(
+    nested: bool, relu: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Concat, whoever reads it, the normalization behind it and its 1x1 layer may be one launch."""
+    net = Network(3)
+    net.rng = np.random.default_rng(7)
+    channels, y = 32, net.layer(net.grid("x"), 3, 32, 3)
+    parts = [y]
+    for growth in (16, 32, 48):
+        numbers = [
+            net.const(values.astype(np.float32), "numbers")
+            for values in (
+                net.rng.uniform(-1, 1.5, channels),
+                net.rng.normal(0, 0.3, channels),
+                net.rng.normal(0, 0.3, channels),
+                net.rng.uniform(0.5, 2, channels),
+            )
+        ]
+        normal = net.node("BatchNormalization", [y, *numbers])
+        normal = net.grid(net.node("Relu", [normal]) if relu else normal)
+        made = net.layer(net.layer(normal, channels, 64), 64, growth, 3)
+        parts = [y, made] if nested else [*parts, made]
+        y, channels = net.grid(net.node("Concat", parts, axis=1)), channels + growth
+    last = net.layer(y, channels, 16)
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", count, "H", "W"])
+        for name, count in (("x", 3), (last, 16))
+    ]
+    graph = onnx.helper.make_graph(net.nodes, "dense", values[:1], values[1:], net.constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    converted = lowbit.convert(model).model
+    assert [node.op_type for node in converted.graph.node].count("LowBitAffine") == 3
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu = whole_on_gpu(converted)
+    on_cpu = lowbit_session(converted)
+    for shape in ((1, 3, 7, 7), (3, 3, 15, 20)):
+        feeds = {"x": images(*shape)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        steps = _plan(capfd)["steps"]
+        affined = [step for step in steps if any("batchnormalization" in node for node in step["nodes"])]
+        assert [len(step["nodes"]) for step in affined] == [2] * 3
+        assert sum("with the next" in step["kernel"] for step in steps) >= 2, "Concats that stand before them"
+
+
 def test_pictures_of_any_size() -> None:
     """More sizes than a region keeps plans of, and those again."""
     source = qdq_conv(dynamic=True)

@@ -1,4 +1,5 @@
 // Every kernel of several nodes: a new one is its own files and a row here.
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/fused_row.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -7,7 +8,8 @@
 namespace lowbit::cuda {
 
 std::span<const KernelInfo* const> FusedTable() {
-  static constexpr const KernelInfo* kRows[] = {&kChainKernel, &kResidualPairKernel, &kStemPoolKernel};
+  static constexpr const KernelInfo* kRows[] = {&kChainKernel, &kResidualPairKernel, &kStemPoolKernel,
+                                                &kAffineConvKernel};
   return kRows;
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/cuda/nodes/affine_lines.h"
 #include "kernels/cuda/nodes/codes.cuh"
 #include "kernels/cuda/nodes/node_support.h"
 
@@ -194,38 +195,41 @@ float StairOf(const AffineSpec& spec, size_t c, int code) {
 
 // Finds gain and offset, scale and shift of the result, that give the same codes for all inputs. Where the
 // float chain and the exact line fall on different sides of a rounding boundary, moving the line by a few
-// units in the last place puts it on the right side; more than one boundary is seldom that close.
-std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c) {
+// units in the last place puts it on the right side; more than one boundary is seldom that close. The line is of
+// codes less the zero point, or, from_lowest, less the lowest one.
+std::optional<ChannelGrid> LineOf(const AffineSpec& spec, size_t c, bool from_lowest = false) {
   const double slope = static_cast<double>(spec.x_scale[c]) * (spec.has_affine ? spec.scale[c] : 1.0f);
   const double gain = slope / spec.y_scale[c];
+  const CodeRounder rounder = GridOf(spec, c).rounder;
+  const float first = from_lowest ? rounder.lo : 0;
   const double offset =
-      ((spec.has_affine ? spec.shift[c] : 0.0f) - slope * spec.x_zero_point[c]) / spec.y_scale[c];
+      ((spec.has_affine ? spec.shift[c] : 0.0f) - slope * spec.x_zero_point[c]) / spec.y_scale[c] - first;
   const double unit = 0x1p-25 * std::max(256.0 * std::fabs(gain), std::fabs(offset));
   // The other numbers of a line's grid are not read, and equal in all channels, so that none is loaded.
   ChannelGrid g;
   g.scale = static_cast<float>(gain);
   g.bias = MakeReader(spec.x_signed, 0).bias;
-  g.rounder = GridOf(spec, c).rounder;
-  const auto rounded = [&](float v) {
-    return std::min(std::max(std::nearbyint(v), g.rounder.lo), g.rounder.hi);
+  g.rounder = rounder;
+  const auto rounded = [&](float v, float from) {
+    return std::min(std::max(std::nearbyint(v), rounder.lo - from), rounder.hi - from);
   };
   const int lowest = spec.x_signed ? -128 : 0, end = lowest + kCodes;
   for (const int nudge : {0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32}) {
     g.shift = static_cast<float>(offset + nudge * unit);
     const auto line = [&](int code) { return std::fma(g.scale, static_cast<float>(code), g.shift); };
     int code = lowest;
-    while (code < end && rounded(line(code)) == rounded(StairOf(spec, c, code))) ++code;
+    while (code < end && rounded(line(code), first) == rounded(StairOf(spec, c, code), 0) - first) ++code;
     if (code == end) return g;
   }
   return std::nullopt;
 }
 
 // The lines of all channels, or nothing.
-std::vector<ChannelGrid> LinesOf(const AffineSpec& spec) {
+std::vector<ChannelGrid> LinesOf(const AffineSpec& spec, bool from_lowest = false) {
   std::vector<ChannelGrid> out;
   if (!spec.quantizer.quantized || !FastIsExact(spec)) return out;
   for (size_t c = 0; c < static_cast<size_t>(spec.channels); ++c) {
-    const std::optional<ChannelGrid> line = LineOf(spec, c);
+    const std::optional<ChannelGrid> line = LineOf(spec, c, from_lowest);
     if (!line) return {};
     out.push_back(*line);
   }
@@ -287,6 +291,18 @@ void LaunchLookup(const Run& run, LookupParams p) {
 }
 
 }  // namespace
+
+std::optional<AffineLines> AffineLinesOf(const AffineSpec& spec) {
+  const int32_t lo = spec.quantizer.lo, hi = spec.quantizer.hi, count = hi - lo + 1;
+  if (!spec.quantizer.quantized || (count != kCodes && (count != kCodes / 2 || lo % count != 0)))
+    return std::nullopt;
+  AffineLines lines{{}, {}, spec.x_signed, spec.quantizer.is_signed, lo, hi};
+  for (const ChannelGrid& grid : LinesOf(spec, true)) {
+    lines.gain.push_back(grid.scale);
+    lines.offset.push_back(grid.shift);
+  }
+  return lines.gain.empty() ? std::nullopt : std::optional(lines);
+}
 
 PackedNodePtr Pack(const AffineNode& node, const Device& device) {
   const AffineSpec& spec = node.spec;

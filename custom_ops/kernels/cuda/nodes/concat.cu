@@ -102,6 +102,20 @@ NodePlanPtr PlanJoin(JoinPlan plan, Shapes fed, const TensorShape& y, int64_t ax
   });
 }
 
+class PackedConcat final : public PackedNode {
+ public:
+  PackedConcat(const ConcatNode& node, JoinPlan plan) : node_(node), plan_(std::move(plan)) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    return PlanJoin(plan_, fed, y, node_.axis);
+  }
+  const ConcatNode* Concat() const override { return &node_; }
+
+ private:
+  ConcatNode node_;
+  JoinPlan plan_;
+};
+
 }  // namespace
 
 PackedNodePtr Pack(const ConcatNode& node, const Device&) {
@@ -116,8 +130,7 @@ PackedNodePtr Pack(const ConcatNode& node, const Device&) {
     const double max_abs = 256.0 * static_cast<double>(part.x_scale);
     plan.fast = plan.fast && (copied || FastIsExact(node.quantizer, max_abs, 1.0));
   }
-  return MakeNode(
-      [plan, axis = node.axis](Shapes fed, const TensorShape& y) { return PlanJoin(plan, fed, y, axis); });
+  return std::make_unique<PackedConcat>(node, std::move(plan));
 }
 
 PackedNodePtr Pack(const JoinOp& op, const Device&) {

@@ -41,6 +41,8 @@ struct ChainLink {
   ConvShape residuals_shape = {};
 };
 
+struct AffineConv;
+
 class PackedNode {
  public:
   virtual ~PackedNode() = default;
@@ -54,6 +56,13 @@ class PackedNode {
   virtual std::optional<ChainLink> Link(std::span<const TensorShape> fed) const {
     static_cast<void>(fed);
     return std::nullopt;
+  }
+  // The node where it is a LowBitConcat, and where it is a function and a convolution that read what that makes: what
+  // one kernel may be of both (fused/affine_conv.h). Nothing where it is another one.
+  virtual const ConcatNode* Concat() const { return nullptr; }
+  virtual std::shared_ptr<const AffineConv> Affine(std::span<const TensorShape> fed) const {
+    static_cast<void>(fed);
+    return nullptr;
   }
   // Whether the node can store channels of what it makes in other tensors besides, or there alone.
   virtual bool MayStore(std::span<const TensorShape> fed, std::span<const ChannelMove> moves) const {
@@ -161,6 +170,15 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
+// A LowBitAffine from codes to codes and the 1x1 convolution that alone reads it. At each shape they are one kernel or
+// two, as `both` chooses; the other chooser is of the convolution alone.
+struct AffineConvChoosers {
+  ConvChooser both, conv;
+};
+bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device);
+std::unique_ptr<PackedNode> PackAffineConv(const AffineNode& affine, const MatmulNode& conv,
+                                           const Device& device, const AffineConvChoosers& choosers,
+                                           std::span<const uint8_t> packed = {});
 // Two convolutions, the first of which makes the residuals of the second, which alone reads them. Fed: what
 // the first reads, what the second does. At each shape they are one kernel or two, as `both` chooses; the
 // other choosers are for the latter.

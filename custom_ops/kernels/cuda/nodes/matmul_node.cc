@@ -7,6 +7,7 @@
 
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -292,6 +293,48 @@ class PackedResidualPair final : public PackedNode {
   PackedMatmul first_, second_;
 };
 
+class PackedAffineConv final : public PackedNode {
+ public:
+  PackedAffineConv(const AffineNode& affine, const AffineLines& lines, const MatmulNode& conv,
+                   const Device& device, const AffineConvChoosers& choosers, std::span<const uint8_t> packed)
+      : choose_(choosers.both),
+        made_type_(affine.spec.quantizer.is_signed ? ElementType::kInt8 : ElementType::kUInt8),
+        affine_(PackNode(affine, device)),
+        conv_(conv, device, choosers.conv, packed),
+        lines_(PackLines(lines, conv.conv.geometry.in_channels, device)) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    Require(fed.size() == 1, "a function and a convolution were fed ", fed.size(), " tensors, expected 1");
+    const AffineConv nodes = NodesAt(fed[0]);
+    const TensorShape made{made_type_, fed[0].dims};
+    const auto plan = [&](const ConvConfig& config) {
+      if (config.kernel != &kAffineConvKernel) {
+        return PlanInTurn(affine_->Plan(fed, made), conv_.Plan(std::span(&made, 1), y),
+                          ElementCount(made.dims));
+      }
+      return MakePlan(config.Text(), [fused = PlanAffineConv(nodes, config)](const Run& run) {
+        LaunchAffineConv(*fused, run.fed.first(1), nullptr, run.y, run.queue);
+      });
+    };
+    const std::vector<ConvConfig> configs = AffineConvConfigs(*nodes.conv, nodes.shape);
+    if (!choose_) return plan(configs.front());
+    return plan(choose_({ShapeText(nodes.shape), configs, plan, {fed.begin(), fed.end()}, y}));
+  }
+  std::shared_ptr<const AffineConv> Affine(Shapes fed) const override {
+    return fed.size() == 1 ? std::make_shared<const AffineConv>(NodesAt(fed[0])) : nullptr;
+  }
+  std::vector<uint8_t> Packed() const override { return conv_.Packed(); }
+
+ private:
+  AffineConv NodesAt(const TensorShape& x) const { return {lines_, conv_.Conv(), conv_.ShapeOf(x), {}}; }
+
+  ConvChooser choose_;
+  ElementType made_type_;
+  PackedNodePtr affine_;
+  PackedMatmul conv_;
+  std::shared_ptr<const PackedLines> lines_;
+};
+
 // Floats in, quantized on the way into the convolution. Out come its codes, or the largest ones of windows.
 class PackedPixels final : public PackedNode {
  public:
@@ -479,6 +522,28 @@ PackedNodePtr PackFloatSum(const MatmulNode& product, const FloatBinaryOp& add,
 PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second, const Device& device,
                                const ResidualPairChoosers& choosers, std::span<const uint8_t> packed) {
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
+}
+
+// Whether a shape has a kernel for both, AffineConvConfigs says.
+bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device) {
+  const ConvGeometry& g = conv.conv.geometry;
+  const Epilogue& e = conv.conv.epilogue;
+  const AffineSpec& spec = affine.spec;
+  const bool is_padded = g.pad_top != 0 || g.pad_left != 0 || g.pad_bottom != 0 || g.pad_right != 0;
+  const bool is_flat = g.Taps() == 1 && g.group == 1 && g.stride_h == 1 && g.stride_w == 1 && !is_padded;
+  return device.capability == 90 && !conv.layout.is_gemm && is_flat && g.in_channels % 16 == 0 &&
+         g.out_channels % 16 == 0 && e.quantized_output && !e.has_residual && MayRoundFours(e) &&
+         conv.conv.x.encoding != Encoding::kBipolar && PackedConv::FitsBoxes(conv.conv) &&
+         spec.quantizer.quantized &&
+         spec.quantizer.is_signed == (conv.conv.x.encoding == Encoding::kSigned) &&
+         (spec.channels == 1 || spec.channels == g.in_channels) && AffineLinesOf(spec).has_value();
+}
+
+PackedNodePtr PackAffineConv(const AffineNode& affine, const MatmulNode& conv, const Device& device,
+                             const AffineConvChoosers& choosers, std::span<const uint8_t> packed) {
+  const std::optional<AffineLines> lines = AffineLinesOf(affine.spec);
+  Require(lines.has_value(), "a function of codes and a convolution that do not fit each other");
+  return std::make_unique<PackedAffineConv>(affine, *lines, conv, device, choosers, packed);
 }
 
 std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,

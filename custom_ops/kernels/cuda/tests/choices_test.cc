@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/cuda/conv/packed_conv.h"
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "tests/expect.h"
@@ -47,7 +48,7 @@ struct Layer {
 
 // What follows each other in a network: one layer; two, the first of which makes the residuals of the second;
 // two, the second of which reads the first; these three.
-enum class Site : uint8_t { kOne, kResidualPair, kChain, kChainBehindPair };
+enum class Site : uint8_t { kOne, kResidualPair, kChain, kChainBehindPair, kAffine };
 
 struct Place {
   Site site;
@@ -141,10 +142,10 @@ Network DenseNet121() {
   int64_t in = 64, size = 56;
   for (const int64_t layers : {6, 12, 24, 16}) {
     for (int64_t layer = 0; layer < layers; ++layer, in += 32)
-      net.push_back({Site::kOne, {{in, size, 128, 1}}});
+      net.push_back({Site::kAffine, {{in, size, 128, 1}}});
     net.push_back({Site::kOne, {{128, size, 32, 3}}});
     if (size == 7) break;
-    net.push_back({Site::kOne, {{in, size, in / 2, 1}}});
+    net.push_back({Site::kAffine, {{in, size, in / 2, 1}}});
     in /= 2;
     size /= 2;
   }
@@ -201,6 +202,9 @@ std::string ChoiceOf(const Place& place, const std::vector<Conv>& convs, int64_t
   switch (place.site) {
     case Site::kOne:
       return CandidateConfigs(*convs[0], shapes[0]).front().Text();
+    case Site::kAffine:  // "?" where a Concat in front is better apart
+      return AffineConvConfigs(*convs[0], shapes[0]).front().Text() +
+             (JoiningPays({nullptr, convs[0], shapes[0], {}}) ? "" : "?");
     case Site::kResidualPair:
       return ResidualPairConfigs({convs[0], convs[1]}, {shapes[0], shapes[1]}).front().Text();
     case Site::kChain:
@@ -233,6 +237,7 @@ std::string Choices() {
       std::string line;
       std::vector<Conv> convs;
       for (const Layer& layer : place.layers) line += (line.empty() ? "" : " + ") + layer.Text();
+      if (place.site == Site::kAffine) line = "normalized: " + line;
       if (place.site == Site::kChain || place.site == Site::kChainBehindPair) line = "in turn: " + line;
       if (!seen.insert(line).second) continue;
       for (const Layer& layer : place.layers) convs.push_back(PackConv(SpecOf(layer), device));

@@ -31,6 +31,7 @@
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/memory.h"
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -70,6 +71,15 @@ struct Node {
 struct ResidualPairCase {
   ConvSpec first, second;
   cuda::ResidualPairShapes shapes;
+};
+
+// A function of codes and the convolution that reads what it makes; a Concat in front of both, of tensors of so many
+// channels, or none.
+struct AffineConvCase {
+  AffineSpec affine;
+  Node conv;
+  ConcatNode concat;
+  std::vector<int64_t> joined;
 };
 
 // A network's first convolution and the pooling behind it.
@@ -383,6 +393,78 @@ class Generator : public cuda::Draws {
       first.spec.epilogue.residual_zero_point = chain.residuals->spec.epilogue.zero_point;
     }
     return chain;
+  }
+
+  // A normalization, by channel or one for all, and a 1x1 convolution: few pixels and many channels, or the reverse.
+  AffineConvCase MakeAffineConv() {
+    AffineConvCase nodes;
+    Node& conv = nodes.conv;
+    conv.kind = "affined";
+    const bool is_deep = Coin(0.4);
+    const int64_t height = Int(1, is_deep ? 9 : 30), width = Int(1, is_deep ? 9 : 30);
+    conv.shape = {Int(1, is_deep ? 1 : 3), height, width, height, width};
+    conv.spec.geometry.in_channels = 16 * (is_deep ? Int(8, 72) : Int(1, 20));
+    conv.spec.geometry.out_channels = 16 * Int(1, 12);
+    ChainOperands(conv.spec);
+    conv.spec.x.bits = 8;  // whatever the function makes
+    const bool is_plain = Coin(0.9);
+    RequantizesFor(conv.spec, [&](const Epilogue& e) {
+      return !e.has_residual && (!is_plain || e.kind == EpilogueKind::kRequantize);
+    });
+
+    AffineSpec& spec = nodes.affine;
+    spec.x_signed = Coin();
+    spec.channels = Coin(0.9) ? conv.spec.geometry.in_channels : 1;
+    spec.has_affine = Coin(0.9);
+    const OperandType& made = conv.spec.x;
+    Quantizer& quantizer = spec.quantizer;
+    quantizer.is_signed = made.encoding == Encoding::kSigned;
+    quantizer.lo = quantizer.is_signed ? -128 : 0;
+    quantizer.hi = quantizer.lo + Of({255, 255, 255, 255, 127, 127, 15});
+    if (quantizer.hi - quantizer.lo == 127 && Coin()) quantizer.lo += 128, quantizer.hi += 128;
+    const float x_scale = Real(0.01f, 0.1f), y_scale = Real(0.01f, 0.1f);
+    const auto x_zero = static_cast<int32_t>(spec.x_signed ? Int(-128, 127) : Int(0, 255));
+    const bool ties = Coin(0.3);  // then many values are halves
+    for (int64_t c = 0; c < spec.channels; ++c) {
+      spec.x_scale.push_back(ties ? 0.5f : x_scale);
+      spec.x_zero_point.push_back(x_zero);
+      spec.y_scale.push_back(ties ? 1.0f : y_scale);
+      spec.y_zero_point.push_back(conv.spec.x_zero_point);
+      if (!spec.has_affine) continue;
+      spec.scale.push_back(ties ? static_cast<float>(Int(-4, 4)) : Real(-2, 2));
+      spec.shift.push_back(ties ? 0.5f * static_cast<float>(Int(-200, 200)) : Real(-2, 2));
+    }
+    const int64_t channels = conv.spec.geometry.in_channels;
+    if (channels > 16 && Coin(0.6)) {
+      // Two, or as many as a dense block of PyTorch joins.
+      const int64_t most = Coin() ? 2 : static_cast<int64_t>(cuda::kMaxJoinedParts);
+      int64_t left = channels / 16;
+      while (left > 0 && std::ssize(nodes.joined) < most) {
+        const bool is_last = std::ssize(nodes.joined) + 1 == most;
+        const int64_t blocks =
+            is_last ? left : Int(1, std::min(left - (nodes.joined.empty() ? 1 : 0), left / 2 + 1));
+        nodes.joined.push_back(16 * blocks);
+        left -= blocks;
+      }
+      Quantizer& y = nodes.concat.quantizer;
+      y = quantizer;
+      y.is_signed = spec.x_signed;
+      y.lo = y.is_signed ? -128 : 0;
+      y.hi = y.lo + 255;
+      y.zero_point = x_zero;
+      y.scale = x_scale;
+      nodes.concat.axis = Coin() ? 3 : -1;
+      for (size_t i = 0; i < nodes.joined.size(); ++i) {
+        ConcatNode::Part& part = nodes.concat.parts.emplace_back();
+        part.copied = Coin(0.3);
+        part.spec.x_signed = part.copied ? y.is_signed : Coin();
+        part.spec.x_zero_point = {static_cast<int32_t>(part.copied          ? x_zero
+                                                       : part.spec.x_signed ? Int(-128, 127)
+                                                                            : Int(0, 255))};
+        part.spec.x_scale = {part.copied ? y.scale : ties ? 0.5f * y.scale : Real(0.01f, 0.1f)};
+      }
+    }
+    return nodes;
   }
 
   // Of codes' numbers or of any, and residuals; many of the former are ties.
@@ -1086,6 +1168,148 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
   return equal;
 }
 
+// As AffineSpec has it.
+std::vector<uint8_t> AffineCodes(const AffineSpec& spec, const std::vector<uint8_t>& x) {
+  std::vector<uint8_t> y;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = i % static_cast<size_t>(spec.channels);
+    const int32_t code = spec.x_signed ? static_cast<int8_t>(x[i]) : x[i];
+    float v = static_cast<float>(code - spec.x_zero_point[c]) * spec.x_scale[c];
+    if (spec.has_affine) {
+      v = v * spec.scale[c];
+      v = v + spec.shift[c];
+    }
+    const float rounded = std::nearbyint(v / spec.y_scale[c]) + static_cast<float>(spec.y_zero_point[c]);
+    y.push_back(static_cast<uint8_t>(static_cast<int>(
+        std::clamp(rounded, static_cast<float>(spec.quantizer.lo), static_cast<float>(spec.quantizer.hi)))));
+  }
+  return y;
+}
+
+// What a Concat along the channels makes.
+std::vector<uint8_t> Joined(const ConcatNode& concat, const std::vector<std::vector<uint8_t>>& fed,
+                            const std::vector<int64_t>& channels) {
+  std::vector<std::vector<uint8_t>> parts;
+  for (size_t i = 0; i < fed.size(); ++i) {
+    AffineSpec spec = concat.parts[i].spec;
+    spec.y_scale = {concat.quantizer.scale};
+    spec.y_zero_point = {concat.quantizer.zero_point};
+    spec.quantizer = concat.quantizer;
+    parts.push_back(concat.parts[i].copied ? fed[i] : AffineCodes(spec, fed[i]));
+  }
+  std::vector<uint8_t> y;
+  for (int64_t pixel = 0; pixel < static_cast<int64_t>(fed[0].size()) / channels[0]; ++pixel) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto begin = parts[i].begin() + pixel * channels[i];
+      y.insert(y.end(), begin, begin + channels[i]);
+    }
+  }
+  return y;
+}
+
+// All in one kernel against one after the other; true where there is none.
+bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cuda::Device& device,
+                    std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+  const ConvSpec& spec = nodes.conv.spec;
+  const ConvGeometry& g = spec.geometry;
+  const ConvShape& s = nodes.conv.shape;
+  const bool joins = !nodes.joined.empty();
+  const std::vector<int64_t> channels = joins ? nodes.joined : std::vector{g.in_channels};
+  const auto lines = cuda::AffineLinesOf(nodes.affine);
+  if (!lines) {
+    ++by["affined: no lines"].runs;
+    return true;
+  }
+  cuda::AffineConv packed{
+      cuda::PackLines(*lines, g.in_channels, device), cuda::PackConv(spec, device), s, {}};
+  std::vector<TensorShape> shapes;
+  for (const int64_t each : channels)
+    shapes.push_back({ElementType::kUInt8, {s.batch, s.in_h, s.in_w, each}});
+  if (joins) {
+    const auto behind = cuda::BehindConcat(nodes.concat, shapes, packed);
+    if (!behind) {
+      ++by["affined: no lines of a Concat"].runs;
+      return true;
+    }
+    packed = *behind;
+  }
+  std::vector<cuda::ConvConfig> configs = cuda::AffineConvConfigs(*packed.conv, s);
+  std::erase_if(configs, [&](const auto& c) {
+    return c.kernel != &cuda::kAffineConvKernel || c.Text().find(text) == std::string::npos;
+  });
+  if (configs.empty()) {
+    ++by["affined refuses"].runs;
+    return true;
+  }
+  while (configs.size() > most)
+    configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
+
+  constexpr size_t guard = 256;
+  const auto y_bytes = static_cast<size_t>(s.OutPixels() * g.out_channels),
+             made_bytes = joins ? static_cast<size_t>(s.OutPixels() * g.in_channels) : 0;
+  std::vector<std::vector<uint8_t>> x;
+  std::vector<std::unique_ptr<DeviceBuffer>> device_x;
+  std::vector<const void*> fed;
+  for (const int64_t each : channels) {
+    x.push_back(generator.Codes({8, Encoding::kUnsigned}, s.OutPixels() * each));
+    device_x.push_back(std::make_unique<DeviceBuffer>(x.back().size()));
+    fed.push_back(device_x.back()->Get());
+    Check(cudaMemcpy(device_x.back()->Get(), x.back().data(), x.back().size(), cudaMemcpyHostToDevice),
+          "copy x");
+  }
+  const std::vector<uint8_t> made = joins ? Joined(nodes.concat, x, channels) : x[0];
+  const std::vector<uint8_t> between = AffineCodes(nodes.affine, made);
+  std::vector<uint8_t> expected(y_bytes), found(y_bytes + guard), found_made(made_bytes + guard);
+  Threads pool;
+  ReferenceRows()[0].create(spec)->Run({s, between.data(), nullptr, expected.data()}, pool);
+  DeviceBuffer device_y(found.size()), device_made(found_made.size()),
+      elsewhere(std::max({made.size(), found.size(), found_made.size()}));
+  bool equal = true;
+  for (const cuda::ConvConfig& config : configs) {
+    const auto plan = cuda::PlanAffineConv(packed, config);
+    Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+    Check(cudaMemset(device_made.Get(), 0xA5, found_made.size()), "poison");
+    Run(
+        [&](cuda::Queue& queue, bool moved) {
+          std::vector<const void*> of_run = fed;
+          if (moved) of_run[0] = elsewhere.Get();
+          void* const to = moved ? elsewhere.Get() : device_made.Get();
+          cuda::LaunchAffineConv(*plan, of_run, joins ? to : nullptr,
+                                 moved ? elsewhere.Get() : device_y.Get(), queue);
+        },
+        generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin());
+    SynchronizeOrExit(config.Text());
+    Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
+    Check(cudaMemcpy(found_made.data(), device_made.Get(), found_made.size(), cudaMemcpyDeviceToHost),
+          "copy what is joined");
+    const cuda::ConvConfig tiles{&cuda::kWgmmaRow, config.tile_m, config.tile_n, config.stages,
+                                 config.splits};
+    const auto finish = static_cast<int>(cuda::FinishOf(packed.conv->Params(s, tiles).epilogue));
+    Counts& counts = by["affined_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
+                        (config.splits > 1 ? " cluster" : ", finish " + std::to_string(finish)) +
+                        (joins ? ", joins" : "")];
+    ++counts.runs;
+    const auto differ = [](const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, size_t count) {
+      return std::mismatch(a.begin(), a.begin() + static_cast<int64_t>(count), b.begin()).first - a.begin();
+    };
+    const auto overran = [](const std::vector<uint8_t>& all, size_t count) {
+      return std::any_of(all.begin() + static_cast<int64_t>(count), all.end(),
+                         [](uint8_t b) { return b != 0xA5; });
+    };
+    const int64_t of_y = differ(expected, found, y_bytes), of_made = differ(made, found_made, made_bytes);
+    const bool overrun = overran(found, y_bytes) || overran(found_made, made_bytes);
+    if (of_y == static_cast<int64_t>(y_bytes) && of_made == static_cast<int64_t>(made_bytes) && !overrun)
+      continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG " << config.Text() << ": first " << of_y << " of " << y_bytes << ", " << of_made
+              << " of " << made_bytes << " joined" << (overrun ? ", guard bytes overwritten" : "") << "; x "
+              << s.batch << "x" << s.in_h << "x" << s.in_w << "x" << g.in_channels << " -> " << g.out_channels
+              << "\n";
+  }
+  return equal;
+}
+
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
                std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -1369,6 +1593,9 @@ int main(int argc, char** argv) {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestChain(generator.MakeChain(), generator, device, by, most, text)) ++wrong;
       }
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "affined") && i < per_class; ++i, ++nodes) {
+      if (!TestAffineConv(generator.MakeAffineConv(), generator, device, by, most, text)) ++wrong;
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
       if (!TestPooled(generator, device, by)) ++wrong;

@@ -22,6 +22,7 @@
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/architectures.h"
+#include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -207,6 +208,42 @@ void CheckResidualPairRanking(const ResidualPairProblem& problem, const Device& 
       first.is_tail == second.is_tail &&
       (!first.is_tail || (first.x.encoding == second.x.encoding && first.is_capped && second.is_capped));
   Expect((ranked.size() > 1) == fits, "one kernel where it applies");
+}
+
+// What a normalization and its layer are chosen among, and at which sizes the kernel refuses.
+void TestAffineConvRanking() {
+  for (const Device& device : Devices()) {
+    for (const int64_t m : {1, 49, 196, 3136, 401408}) {
+      for (const int64_t n : {16, 128, 512}) {
+        for (const int64_t k : {16, 160, 1024, 8192, 16384}) {
+          ConvProblem problem{.m = m, .n = n, .k = k, .tiled = true, .boxes = true, .streams = true};
+          problem.channels = k;
+          const std::vector<ConvConfig> ranked = RankAffineConfigs(problem, device);
+          std::set<std::string> names;
+          for (const ConvConfig& config : ranked) {
+            Expect(names.insert(config.Text()).second,
+                   "a configuration has a name of its own: " + config.Text());
+            if (config.kernel == &kSeparateKernels) continue;
+            Expect(config.kernel == &kAffineConvKernel && device.capability == 90, "wgmma is sm_90a's alone");
+            Expect(config.stages <= kMaxAffineTiles && config.stages * config.splits * kTileK >= k,
+                   "all of k is in a cluster's tiles: " + config.Text());
+          }
+          Expect(names.contains("separate"), "two kernels are always a choice");
+          const bool fits = device.capability == 90 && k <= 8192;
+          Expect(fits || ranked.size() == 1, "two kernels alone for what is too deep, or for older GPUs");
+          if (fits && k <= 1024) Expect(ranked.size() > 1, "one kernel where all of k fits a block");
+          ConvProblem with_residual = problem, mapped = problem, gathers = problem;
+          with_residual.residual = mapped.is_mapped = true;
+          gathers.streams = false;
+          for (const ConvProblem& each : {with_residual, mapped, gathers}) {
+            Expect(!kAffineConvKernel.refuse(each, device).empty() &&
+                       RankAffineConfigs(each, device).size() == 1,
+                   "what the kernel does not do has a reason");
+          }
+        }
+      }
+    }
+  }
 }
 
 void TestResidualPairRanking() {
@@ -1103,6 +1140,7 @@ int main() {
   lowbit::cuda::TestRanking();
   lowbit::cuda::TestPixels();
   lowbit::cuda::TestResidualPairRanking();
+  lowbit::cuda::TestAffineConvRanking();
   lowbit::cuda::TestChains();
   lowbit::cuda::TestChainsOfThree();
   lowbit::cuda::TestDivisions();
