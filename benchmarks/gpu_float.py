@@ -3,8 +3,9 @@
 python benchmarks/gpu_float.py                                        layers, maps, then networks
 python benchmarks/gpu_float.py --layers 3 --maps 0 --networks ""      the first three layers alone
 
-- Layers: convolution, bias and Relu; COPIES of them read one image, so that what is queued takes longer than
-  queueing it. Networks: float32 files of `lowbit.models`, none of whose nodes is left to the CPU.
+- Layers: convolution, bias and Relu; COPIES of them read one image and so are one CUDA graph: what is queued
+  takes longer than queueing it. Networks: float32 files of `lowbit.models`, none of whose nodes is left to
+  the CPU.
 - Device time of a run among many (`gpu_networks.py`), in turns; of a layer by the number of copies.
 - torch: cuDNN's kernels in a CUDA graph, chosen by measuring (`cudnn.benchmark`): float32 without and with
   TF32, float16 with channels last.
@@ -228,7 +229,8 @@ def main() -> None:
         "Float layers and networks on a GPU",
         [table for table in (layers, maps, networks) if table.rows],
         [
-            f"Layers: convolution, bias, Relu; {COPIES} of them read one image; time of one. "
+            f"Layers: convolution, bias, Relu; {COPIES} of them read one image, in one CUDA graph; "
+            "time of one. Where Tensor Cores want the channels last, it is turned once for all. "
             "Networks: float32 files.",
             "Maps: one image; floor: 1.5 us and the longer of bytes at 4.1 TB/s and products at 60 TFLOPS.",
             "Device time, the median of rounds in which all take turns; torch's kernels in a CUDA graph.",

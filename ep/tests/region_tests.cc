@@ -1327,7 +1327,8 @@ void TestSmallPartitions() {
     GraphBuilder g;  // 0 -> foreign 1 -> 2, and 2 reads what 0 does
     const ValueId x = g.AddInput();
     g.graph.outputs = {g.Add(x, g.Foreign({g.Lookup(x, 0)}))};
-    Expect(PartitionOf(g.graph).regions == Regions{{0}, {2}}, "readers of one input with a path between them");
+    Expect(PartitionOf(g.graph).regions == Regions{{0}, {2}},
+           "readers of one input with a path between them");
   }
   {
     GraphBuilder g;  // two inputs
