@@ -44,8 +44,8 @@ PEERS: dict[str, dict[str, Any]] = {
     "torch float16": {"dtype": "float16", "channels_last": True},
 }
 COPIES = 16
-FEW_OUTPUTS = 1 << 23
-"""Layers with more outputs have two copies."""
+FEW_OUTPUTS, FEW_COPIES = 1 << 23, 8
+"""Layers with more outputs have fewer copies: a GB of outputs."""
 LAYERS = [
     # kernel, channels, outputs, height and width, batch: ResNet's at 14x14 (two papers' shapes), then others
     (3, 128, 128, 14, 1),
@@ -192,7 +192,7 @@ def main() -> None:
     for size, channels, outputs in MAPS[: options.maps]:
         for kernel in (1, 3, 5):
             name = f"{kernel}x{kernel} {channels}->{outputs} {size}x{size}"
-            copies = COPIES if outputs * size * size < FEW_OUTPUTS else 2
+            copies = COPIES if outputs * size * size < FEW_OUTPUTS else FEW_COPIES
             model, path = layer(kernel, channels, outputs, copies), WORK / "gpu_float_layer.onnx"
             onnx.save(model, path)
             feed = np.random.default_rng(2).standard_normal((1, channels, size, size), dtype=np.float32)
