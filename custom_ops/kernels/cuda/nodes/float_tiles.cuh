@@ -50,7 +50,7 @@ struct SplitParams : ProductParams {
   bool more_slices = false;       // 3, 6 and 12, too, besides the powers of two
   bool in_cluster = false;        // the blocks of a tile's slices are a cluster
   FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
-  FastDivisor by_row_tiles;   // of a grid's tiles, those of the same columns being side by side
+  FastDivisor by_row_tiles;   // of a convolution's tiles, those of the same pixels being side by side
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
   bool calls_residuals = false;  // into the L2 cache while products are made
@@ -373,6 +373,9 @@ __device__ __forceinline__ void StoreOneByOne(const typename T::Params& p, float
 template <typename Source, typename Column, typename T>
 __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr int kStages = T::kStages, kFoursDown = T::kThreadRows / 4, kFoursAcross = T::kThreadColumns / 4;
+  // A block's own part of the sums takes no way between multiprocessors, which carries half of what the L2 cache does.
+  // (Gemms have no registers to spare for that.)
+  constexpr bool kKeepsOwn = !kStoresColumns<Column>;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
   float* const stages = reinterpret_cast<float*>(shared);
@@ -381,7 +384,11 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const int tid = static_cast<int>(threadIdx.x);
   const int group = static_cast<int>(blockIdx.z) / p.slices,
             slice = static_cast<int>(blockIdx.z) - group * p.slices;
-  const auto [column_tile, row_tile] = Divided(blockIdx.x, p.by_row_tiles);
+  unsigned row_tile = blockIdx.y, column_tile = blockIdx.x;
+  if constexpr (!kStoresColumns<Column>) {
+    const auto [quotient, remainder] = Divided(blockIdx.x, p.by_row_tiles);
+    column_tile = quotient, row_tile = remainder;
+  }
   const int i0 = static_cast<int>(row_tile) * T::kRows, j0 = static_cast<int>(column_tile) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
   const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
@@ -391,7 +398,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
       FenceBarrierInit();
-      ArriveExpecting(SharedAddress(&exchange), (p.slices - 1) * own_part * 16);
+      ArriveExpecting(SharedAddress(&exchange), (p.slices - (kKeepsOwn ? 1 : 0)) * own_part * 16);
     }
     if constexpr (!kIsAsync<T>) ClusterArrive();
   }
@@ -543,8 +550,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       const auto [owner, in_part] = Divided(static_cast<unsigned>(place_of(square, line)) / 4, p.by_part);
       const Fours four = four_of(square, line);
       float* const to = received + (slice * part + in_part) * 4;
-      // Its own part takes no way between multiprocessors, which carries half of what the L2 cache does.
-      if (static_cast<int>(owner) == slice) {
+      if (kKeepsOwn && static_cast<int>(owner) == slice) {
         *reinterpret_cast<float4*>(to) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
         continue;
       }
@@ -554,7 +560,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
                      ClusterAddress(SharedAddress(&exchange), owner));
     }
   }
-  __syncthreads();
+  if constexpr (kKeepsOwn) __syncthreads();
   // Four outputs at a time, or one where four do not lie side by side.
   const auto finish = [&](auto fours) {
     constexpr bool kFours = decltype(fours)::value;
@@ -749,13 +755,16 @@ inline bool IsNear(const ProductParams& p) {
 template <typename Source, typename Column, typename T>
 void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
   p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.slices));
-  // What the rows of a tile's columns read is read by all of them at about the same time, and so from memory once.
-  const unsigned row_tiles = BlocksFor(p.rows, T::kRows);
-  p.by_row_tiles = MakeDivisor(row_tiles);
-  const dim3 grid(BlocksFor(p.columns, T::kColumns) * row_tiles, 1,
-                  static_cast<unsigned>(p.groups) * p.slices);
-  Require(grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ", p.groups,
-          " groups is too large");
+  dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
+            static_cast<unsigned>(p.groups) * p.slices);
+  // What a tile of an image reads is read for all outputs at about the same time, and so from memory once. (Gemms have no
+  // registers to spare for the places that come of it.)
+  if constexpr (!kStoresColumns<Column>) {
+    p.by_row_tiles = MakeDivisor(grid.y);
+    grid = dim3(grid.x * grid.y, 1, grid.z);
+  }
+  Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
+          p.groups, " groups is too large");
   const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
                           Dim(1, 1, p.in_cluster ? p.slices : 1)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
