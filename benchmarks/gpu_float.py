@@ -3,8 +3,9 @@
 python benchmarks/gpu_float.py                                        layers, maps, then networks
 python benchmarks/gpu_float.py --layers 3 --maps 0 --networks ""      the first three layers alone
 
-- Layers: convolution, bias and Relu; COPIES of them read one image, so that what is queued takes longer than
-  queueing it. Networks: float32 files of `lowbit.models`, none of whose nodes is left to the CPU.
+- Layers: convolution, bias and Relu; COPIES of them read one image and so are one CUDA graph: what is queued
+  takes longer than queueing it. Networks: float32 files of `lowbit.models`, none of whose nodes is left to
+  the CPU.
 - Device time of a run among many (`gpu_networks.py`), in turns; of a layer by the number of copies.
 - torch: cuDNN's kernels in a CUDA graph, chosen by measuring (`cudnn.benchmark`): float32 without and with
   TF32, float16 with channels last.
@@ -43,8 +44,8 @@ PEERS: dict[str, dict[str, Any]] = {
     "torch float16": {"dtype": "float16", "channels_last": True},
 }
 COPIES = 16
-FEW_OUTPUTS = 1 << 23
-"""Layers with more outputs have two copies."""
+FEW_OUTPUTS, FEW_COPIES = 1 << 23, 8
+"""Layers with more outputs have fewer copies: a GB of outputs."""
 LAYERS = [
     # kernel, channels, outputs, height and width, batch: ResNet's at 14x14 (two papers' shapes), then others
     (3, 128, 128, 14, 1),
@@ -191,7 +192,7 @@ def main() -> None:
     for size, channels, outputs in MAPS[: options.maps]:
         for kernel in (1, 3, 5):
             name = f"{kernel}x{kernel} {channels}->{outputs} {size}x{size}"
-            copies = COPIES if outputs * size * size < FEW_OUTPUTS else 2
+            copies = COPIES if outputs * size * size < FEW_OUTPUTS else FEW_COPIES
             model, path = layer(kernel, channels, outputs, copies), WORK / "gpu_float_layer.onnx"
             onnx.save(model, path)
             feed = np.random.default_rng(2).standard_normal((1, channels, size, size), dtype=np.float32)
@@ -228,7 +229,8 @@ def main() -> None:
         "Float layers and networks on a GPU",
         [table for table in (layers, maps, networks) if table.rows],
         [
-            f"Layers: convolution, bias, Relu; {COPIES} of them read one image; time of one. "
+            f"Layers: convolution, bias, Relu; {COPIES} of them read one image, in one CUDA graph; "
+            "time of one. Where Tensor Cores want the channels last, it is turned once for all. "
             "Networks: float32 files.",
             "Maps: one image; floor: 1.5 us and the longer of bytes at 4.1 TB/s and products at 60 TFLOPS.",
             "Device time, the median of rounds in which all take turns; torch's kernels in a CUDA graph.",

@@ -7,8 +7,10 @@
 //    back, and those that hang together are convex regions.
 // 2. That may cut where no cut is needed (a short branch gets a depth before the node that joins it with a
 //    long one). Neighbours are merged wherever no other path leads from one to the other.
-// 3. Regions without a lowbit node are given up unless the back end wants them, regions that nobody reads from, and reshapes at a region's
-//    rim which would cost a copy there.
+// 3. Regions without a lowbit node are given up unless the back end wants them, and regions that nobody reads from.
+// 4. Regions that read the same tensor are merged, too, wherever no path leads from one to the other: a run is then
+//    one launch of a graph instead of several, and what they all need of that tensor is made once.
+// 5. Reshapes at a region's rim which would cost a copy there are given up.
 #include "ep/region/partition.h"
 
 #include <algorithm>
@@ -106,6 +108,7 @@ class Partitioner {
     }
     if (!backend_.TakesFloatRegions()) GiveUpRegionsWithoutLowBit();
     GiveUpUnreadRegions();
+    MergeSiblings();
     TrimRims();
     return Collect();
   }
@@ -176,6 +179,22 @@ class Partitioner {
       });
     }
     return merged;
+  }
+
+  // After what is given up, which no sibling keeps.
+  void MergeSiblings() {
+    std::vector<size_t> reader(graph_.values.size(), kNone);  // of each value: the last one seen
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!IsJoined(n)) continue;
+      for (const ValueId id : graph_.nodes[n].inputs) {
+        if (id == kAbsent || graph_.values[At(id)].IsGiven()) continue;
+        const size_t sibling = std::exchange(reader[At(id)], n);
+        if (sibling == kNone) continue;
+        size_t from = sets_.Of(sibling), to = sets_.Of(n);
+        if (places_[from] > places_[to]) std::swap(from, to);
+        if (from != to && !HaveOtherPath(from, to)) Merge(from, to);
+      }
+    }
   }
 
   // Whether a path leads from set `from` to set `to` through a third one, or whether that took too long to

@@ -1318,10 +1318,22 @@ void TestSmallPartitions() {
     const ValueId x = g.AddInput();
     g.graph.outputs = {g.Lookup(x, 0), g.Lookup(x, 1), g.AddNode("Softmax", "", {g.Foreign({x})})};
     const Partition partition = PartitionOf(g.graph);
-    Expect(partition.regions == Regions{{0}, {1}}, "what hangs together through an input alone is apart");
+    Expect(partition.regions == Regions{{0, 1}}, "what reads one input is together");
     Expect(Contains(partition.left[0].reason, "not for this back end") &&
                Contains(partition.left[1].reason, "no node of ai.lowbit"),
            "reasons of the nodes that are left");
+  }
+  {
+    GraphBuilder g;  // 0 -> foreign 1 -> 2, and 2 reads what 0 does
+    const ValueId x = g.AddInput();
+    g.graph.outputs = {g.Add(x, g.Foreign({g.Lookup(x, 0)}))};
+    Expect(PartitionOf(g.graph).regions == Regions{{0}, {2}},
+           "readers of one input with a path between them");
+  }
+  {
+    GraphBuilder g;  // two inputs
+    g.graph.outputs = {g.Lookup(g.AddInput(), 0), g.Lookup(g.AddInput(), 1)};
+    Expect(PartitionOf(g.graph).regions == Regions{{0}, {1}}, "what has nothing in common is apart");
   }
   {
     GraphBuilder g;

@@ -205,12 +205,13 @@ inline bool CutIntoBands(BandParams& p, const Device& device) {
   const auto fours = static_cast<int>(BlocksFor(w.out, 4));
   p.bands_across = static_cast<int>(BlocksFor(fours, kWarp));
   p.fours = static_cast<int>(BlocksFor(fours, p.bands_across));
-  p.lines = static_cast<int>(std::min<int64_t>(h.out, kBandBlock / p.fours));
+  // As many lines as there are threads for, and equally many in all bands.
+  const auto down = BlocksFor(h.out, kBandBlock / p.fours);
+  p.lines = static_cast<int>(BlocksFor(h.out, down));
   p.pixels = (p.fours - 1) * 4 * static_cast<int>(w.stride) + span;
   const int64_t pixel_lines = (p.lines - 1) * h.stride + h.kernel;
   if (pixel_lines > device.shared_bytes) return false;
   p.pixel_lines = static_cast<int>(pixel_lines);
-  const auto down = BlocksFor(h.out, p.lines);
   p.by_fours = MakeDivisor(p.fours);
   p.by_across = MakeDivisor(p.bands_across);
   p.by_down = MakeDivisor(down);
