@@ -273,7 +273,7 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
 template <Finish kFinish>
 inline constexpr bool kMayHaveBorders =
-    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kWordsTail ||
+    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kBorderTail ||
     kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
 
 // The class of the window of an output.

@@ -41,16 +41,20 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsInverse>();
     case Finish::kCappedFromZero:
       return f.template operator()<false, Finish::kCappedFromZero>();
-    case Finish::kCappedTail:
-      return f.template operator()<false, Finish::kCappedTail>();
     case Finish::kCappedOnLine:
       return f.template operator()<false, Finish::kCappedOnLine>();
     case Finish::kCappedTailOnLine:
       return f.template operator()<false, Finish::kCappedTailOnLine>();
+    case Finish::kCappedLackingOnLine:
+      return f.template operator()<false, Finish::kCappedLackingOnLine>();
     case Finish::kCappedInTail:
       return f.template operator()<false, Finish::kCappedInTail>();
-    case Finish::kWordsTail:
-      return f.template operator()<false, Finish::kWordsTail>();
+    case Finish::kTail:
+      return f.template operator()<false, Finish::kTail>();
+    case Finish::kLackingTail:
+      return f.template operator()<false, Finish::kLackingTail>();
+    case Finish::kBorderTail:
+      return f.template operator()<false, Finish::kBorderTail>();
     case Finish::kWordsTailOnLine:
       return f.template operator()<false, Finish::kWordsTailOnLine>();
     case Finish::kPlanesTail:

@@ -195,8 +195,8 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
   switch (FinishOf(e)) {
     case Finish::kFloatsFromZero:
       return f.template operator()<false, Finish::kFloatsFromZero>();
-    case Finish::kCappedTail:
-      return f.template operator()<false, Finish::kCappedTail>();
+    case Finish::kTail:
+      return f.template operator()<false, Finish::kTail>();
     case Finish::kPlanesTail:
       return f.template operator()<false, Finish::kPlanesTail>();
     default:
