@@ -432,7 +432,8 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 // Whether codes of sums that are finished so may be stored as planes, from shared memory. No others carry the
 // code for it.
 template <Finish kFinish>
-inline constexpr bool kMayHavePlanes = kFinish == Finish::kAny || kFinish == Finish::kFloatsAdding;
+inline constexpr bool kMayHavePlanes =
+    kFinish == Finish::kAny || kFinish == Finish::kBorderTail || kFinish == Finish::kFloatsAdding;
 
 // Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64
 // channels or of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the

@@ -70,6 +70,38 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   }
 }
 
+// f<kSigned, kFinish>() for the instance that gathers and finishes sums so: what most layers with strides have, and
+// else one for integers and for floats, with and without what is added. All in one instance were up to 2.4 MB of
+// instructions, in which ptxas made wgmma wait for itself. kIsWgmma: planes of bits are stored from registers.
+template <bool kIsWgmma, typename F>
+cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f) {
+  const auto of_any_input = [&]<Finish kFinish>() {
+    return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
+  };
+  const EpilogueParams& e = p.epilogue;
+  if (!p.in_registers) return of_any_input.template operator()<Finish::kThroughMemory>();
+  if (e.sums == SumForm::kInteger) {
+    if (e.on_lines) return of_any_input.template operator()<Finish::kIntegersOfTail>();
+    return FinishOf(e) == Finish::kIntegersInTail
+               ? of_any_input.template operator()<Finish::kIntegersInTail>()
+               : of_any_input.template operator()<Finish::kIntegers>();
+  }
+  if (is_signed) return cudaErrorInvalidValue;
+  switch (FinishOf(e)) {
+    case Finish::kFloatsFromZero:
+      return f.template operator()<false, Finish::kFloatsFromZero>();
+    case Finish::kTail:
+      return f.template operator()<false, Finish::kTail>();
+    case Finish::kPlanesTail:
+      return f.template operator()<false, kIsWgmma ? Finish::kPlanesTail : Finish::kBorderTail>();
+    default:
+      break;
+  }
+  if (e.values != nullptr) return f.template operator()<false, Finish::kFloatsOfValues>();
+  return e.has_residual ? f.template operator()<false, Finish::kFloatsAdding>()
+                        : f.template operator()<false, Finish::kFloats>();
+}
+
 // Whether a tile of so many channels may be finished so: planes are stored in half words at least.
 template <Finish kFinish, int kTileN>
 inline constexpr bool kMayFinish = kFinish != Finish::kPlanesTail || kTileN % (kPlaneChannels / 2) == 0;
