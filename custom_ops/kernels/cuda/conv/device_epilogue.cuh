@@ -617,11 +617,11 @@ __device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int
   return v[0];
 }
 
-// Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers added,
+// Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers (`added`),
 // where they are; stored, and rounded to codes. A residual is one of a single result.
 template <int kCount>
-__device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const void* fed, void* y, int64_t pixel,
-                                             int channel, const int (&acc)[kCount],
+__device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const float (&added)[kCount], void* y,
+                                             int64_t pixel, int channel, const int (&acc)[kCount],
                                              const float (&scale)[kCount], int residual = 0) {
   using Floats = std::conditional_t<kCount == 4, float4, float>;
   using Bytes = std::conditional_t<kCount == 4, unsigned, uint8_t>;
@@ -629,9 +629,6 @@ __device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const void
   alignas(16) float v[kCount];
   TailValues(e, acc, channel, scale, residual, v);
   if (e.adds_floats) {
-    alignas(16) float added[kCount];
-    *reinterpret_cast<Floats*>(added) =
-        *reinterpret_cast<const Floats*>(static_cast<const float*>(fed) + index);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) v[j] = Limited(__fadd_rn(v[j], added[j]), e.sum_min, e.sum_max);
   }
@@ -705,7 +702,8 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
       if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
-    FinishFloats<1>(e, residual, y, pixel, channel, {acc}, {scale}, r);
+    const float added = e.adds_floats ? static_cast<const float*>(residual)[index] : 0.0f;
+    FinishFloats<1>(e, {added}, y, pixel, channel, {acc}, {scale}, r);
   }
 }
 
