@@ -35,6 +35,7 @@ __device__ __forceinline__ void ForFours(const Arrays& p, const Requantize& requ
     EpilogueParams e = params;                                                                        \
     e.has_residual = e.on_lines = e.in_tail = e.is_capped = e.lacks_lines = false;                    \
     e.table = nullptr;                                                                                \
+    e.values = nullptr;                                                                               \
     __VA_ARGS__;                                                                                      \
     WithEpilogue<Finish::finish>(e, [&](const auto& requantize) { ForFours<fours>(p, requantize); }); \
   }
@@ -49,10 +50,9 @@ LOWBIT_WAY(relu_to_128_residual, kCappedOnLine, e.has_residual = true)
 LOWBIT_WAY(any_to_256, kFloats, e.sums = SumForm::kFloat)
 LOWBIT_WAY(any_to_256_table, kFloats, e.sums = SumForm::kFloat; e.table = params.table;
            __builtin_assume(e.table != nullptr))
-LOWBIT_WAY(bias_to_128, kCappedTail, e.on_lines = true)
-LOWBIT_WAY(bias_to_128_residual, kCappedTailOnLine, e.on_lines = e.has_residual = true)
+LOWBIT_WAY(on_lines, kTail, e.on_lines = true)
+LOWBIT_WAY(on_lines_residual, kCappedTailOnLine, e.on_lines = e.has_residual = true)
 LOWBIT_WAY(bias_residual_once, kCappedInTail, e.in_tail = e.has_residual = true)
-LOWBIT_WAY(few_codes, kWordsTail, e.on_lines = true)
 LOWBIT_WAY(few_codes_residual, kWordsTailOnLine, e.on_lines = e.has_residual = true)
 LOWBIT_WAY(bias_hard_swish, kIntegersInTail, e.in_tail = true; e.function = TailFunction::kHardSwish)
 LOWBIT_WAY(bias_silu, kIntegersInTail, e.in_tail = true; e.function = TailFunction::kSilu)

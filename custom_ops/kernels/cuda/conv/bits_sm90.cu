@@ -368,7 +368,8 @@ __global__ void __launch_bounds__(kPackThreads) PackPlanes(const __grid_constant
 template <bool kOfPlanes>
 Finish InstanceOf(const EpilogueParams& e) {
   const Finish finish = FinishOf(e);
-  const bool is_own = finish == Finish::kWordsTail || finish == Finish::kWordsTailOnLine ||
+  if (finish == Finish::kTail) return Finish::kBorderTail;  // whatever the borders
+  const bool is_own = finish == Finish::kBorderTail || finish == Finish::kWordsTailOnLine ||
                       finish == Finish::kPlanesTail || (!kOfPlanes && finish == Finish::kFloatsOfValues);
   if (is_own) return finish;
   return e.has_residual ? Finish::kFloatsAdding : Finish::kFloats;
@@ -390,11 +391,11 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
   if constexpr (kOfPlanes) {
     return std::visit(launch,
-                      OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding>(finish));
+                      OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding>(finish));
   } else {
     return std::visit(
         launch,
-        OneOf<kWordsTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
+        OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding, kFloatsOfValues>(finish));
   }
 }
 

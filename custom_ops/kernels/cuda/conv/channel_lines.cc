@@ -19,6 +19,15 @@ constexpr int32_t kStartBits = 0x4B400000;
 constexpr double kStart = 12582912;
 constexpr int64_t kMostSum = int64_t{1} << 28;  // kStartBits and such sums are bits of normal numbers
 
+// What a sum has of a staircase: its step, and whether that is one at least.
+template <typename Of, typename HasReached>
+struct Steps {
+  const Of& of;
+  const HasReached& has_reached;
+  int32_t operator()(int64_t sum) const { return of(sum); }
+  bool Reaches(int64_t sum, int32_t step) const { return has_reached(sum, step); }
+};
+
 // The least of first to last, which reaches, that does, looked for around `guess`.
 template <typename Reaches>
 int64_t FirstSum(const Reaches& reaches, int64_t first, int64_t last, int64_t guess) {
@@ -41,12 +50,20 @@ int64_t FirstSum(const Reaches& reaches, int64_t first, int64_t last, int64_t gu
 
 }  // namespace
 
+namespace {
+
+bool AreBytes(const CodeRange& codes) { return codes.lo >= -128 && codes.hi <= (codes.lo < 0 ? 127 : 255); }
+
+}  // namespace
+
 bool HasLines(const Epilogue& e) {
   if (!e.quantized_output) return false;
   if (e.kind == EpilogueKind::kRequantize) return true;
   if (e.kind == EpilogueKind::kThresholds) {
     return e.threshold_count > 0 && e.threshold_count < 256 &&
-           std::all_of(e.base.begin(), e.base.end(), [&](int32_t base) { return base == e.base.front(); });
+           std::all_of(
+               e.base.begin(), e.base.end(), [&](int32_t base) { return base == e.base.front(); }) &&
+           (e.has_residual || AreBytes(FirstCodesOf(e)));
   }
   const auto is_small = [](float bias) { return std::fabs(bias) < 0x1p60f; };
   return e.kind == EpilogueKind::kTail && e.has_residual == e.adds_behind_tail &&
@@ -80,31 +97,47 @@ int32_t FirstCode(const Epilogue& e, int64_t sum, size_t channel) {
   return ClipToCode(std::rint(v) + static_cast<float>(codes.zero_point), codes.lo, codes.hi);
 }
 
-LineFitter::LineFitter(const Epilogue& e, bool rounds_product)
-    : e_(e),
-      rounds_product_(rounds_product),
-      codes_(FirstCodesOf(e)),
-      lo_(e.has_residual ? codes_.lo - codes_.zero_point : 0),
-      hi_(lo_ + codes_.hi - codes_.lo) {}
+int32_t LineBaseOf(const Epilogue& e) {
+  const CodeRange codes = FirstCodesOf(e);
+  if (e.has_residual) return codes.lo - codes.zero_point;
+  return codes.lo < 0 ? codes.lo + 128 : codes.lo;
+}
 
-// The first factor is 1. The others lie between 1 and 2, as far from each other as they can for any number of
+LineFitter::LineFitter(const Epilogue& e, bool fuses)
+    : e_(e),
+      rounds_to_codes_(e.has_residual && fuses),
+      codes_(FirstCodesOf(e)),
+      base_(LineBaseOf(e)),
+      top_(codes_.hi - codes_.lo) {}
+
+// Ties go to even codes.
+bool LineFitter::Reaches(float line, float factor, int32_t step) const {
+  const bool is_even = (base_ + step) % 2 == 0;
+  const double tie = step - 0.5;
+  if (e_.has_residual || base_ == 0) {  // the exact product, or it rounded
+    const float rounded = line * factor;
+    const double product = rounds_to_codes_ ? static_cast<double>(line) * static_cast<double>(factor)
+                                            : static_cast<double>(rounded);
+    return is_even ? product >= tie : product > tie;
+  }
+  const double sum = std::fma(line, factor, static_cast<float>(base_));
+  return is_even ? sum >= base_ + tie : sum > base_ + tie;
+}
+
+// The first factor is the highest step. The others lie around it, as far from each other as they can for any number of
 // them.
 const LineFitter::Factor& LineFitter::FactorOf(size_t index) {
-  constexpr double kGoldenRatio = 0.6180339887498949;
+  constexpr double kGoldenRatio = 0.6180339887498949, kMost = 0.498;
   while (factors_.size() <= index) {
-    const double turns = static_cast<double>(factors_.size()) * kGoldenRatio;
+    const double turns = static_cast<double>(factors_.size()) * kGoldenRatio + 0.5;
     Factor factor;
-    factor.value = static_cast<float>(1 + turns - std::floor(turns));
-    for (int32_t code = lo_; code <= hi_; ++code) {
-      const double tie = code - 0.5;
-      const auto is_reached = [&](float v) {  // ties go to even codes
-        const double product = rounds_product_ ? static_cast<double>(v * factor.value)
-                                               : static_cast<double>(v) * static_cast<double>(factor.value);
-        return code % 2 == 0 ? product >= tie : product > tie;
-      };
-      auto least = static_cast<float>(tie / static_cast<double>(factor.value));
-      while (is_reached(least)) least = std::nextafter(least, -HUGE_VALF);
-      while (!is_reached(least)) least = std::nextafter(least, HUGE_VALF);
+    factor.value = static_cast<float>(top_ + (2 * (turns - std::floor(turns)) - 1) * kMost);
+    factor.reaches.push_back(0);  // which every line has
+    factor.between.push_back(0);
+    for (int32_t step = 1; step <= top_; ++step) {
+      auto least = static_cast<float>((step - 0.5) / static_cast<double>(factor.value));
+      while (Reaches(least, factor.value, step)) least = std::nextafter(least, -HUGE_VALF);
+      while (!Reaches(least, factor.value, step)) least = std::nextafter(least, HUGE_VALF);
       factor.reaches.push_back(least);
       factor.between.push_back((static_cast<double>(least) + std::nextafter(least, -HUGE_VALF)) / 2);
     }
@@ -123,10 +156,10 @@ void LineFitter::FindSteps(const Step& step_of, const SumRange& sums, Staircase&
   to.below.clear();
   const int32_t lowest = step_of(sums.least), highest = step_of(sums.most);
   if (lowest > 0) to.from.push_back(bound(sums.least, lowest));
-  if (highest < hi_ - lo_) to.below.push_back(bound(sums.most, highest + 1));
+  if (highest < top_) to.below.push_back(bound(sums.most, highest + 1));
   if (highest == lowest) return;
   const auto first_of = [&](int32_t step, int64_t from, int64_t guess) {
-    return FirstSum([&](int64_t sum) { return step_of(sum) >= step; }, from, sums.most, guess);
+    return FirstSum([&](int64_t sum) { return step_of.Reaches(sum, step); }, from, sums.most, guess);
   };
   const int64_t first = first_of(lowest + 1, sums.least, 0), last = first_of(highest, first, first);
   int64_t sum = first;
@@ -142,8 +175,19 @@ void LineFitter::FindSteps(const Step& step_of, const SumRange& sums, Staircase&
 void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& to) const {
   const bool has_thresholds = e_.kind == EpilogueKind::kThresholds;
   const int32_t sign = has_thresholds && e_.dir[channel] < 0 ? -1 : 1;
-  FindSteps([&](int64_t sum) { return FirstCode(e_, sign * sum, channel) - codes_.lo; },
-            sign < 0 ? SumRange{-sums.most, -sums.least} : sums, to);
+  const auto step_of = [&](int64_t sum) { return FirstCode(e_, sign * sum, channel) - codes_.lo; };
+  if (e_.kind == EpilogueKind::kTail) {  // most of the time, hence without rounding: ties go to even codes
+    const auto reaches = [&](int64_t sum, int32_t step) {
+      const int32_t code = codes_.lo + step - codes_.zero_point;
+      const float tie = static_cast<float>(code) - 0.5f,
+                  quotient = TailQuotient(e_, static_cast<float>(static_cast<int32_t>(sum)), channel);
+      return code % 2 == 0 ? quotient >= tie : quotient > tie;
+    };
+    FindSteps(Steps{step_of, reaches}, sums, to);
+  } else {
+    const auto reaches = [&](int64_t sum, int32_t step) { return step_of(sum) >= step; };
+    FindSteps(Steps{step_of, reaches}, sign < 0 ? SumRange{-sums.most, -sums.least} : sums, to);
+  }
   if (e_.kind == EpilogueKind::kRequantize) {
     to.slope = static_cast<double>(e_.multiplier[channel]);
     return;
@@ -158,7 +202,11 @@ void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& 
     const Bound &first = to.from.front(), &last = to.from.back();
     to.slope *= (static_cast<double>(last.step) - static_cast<double>(first.step)) /
                 std::max(1.0, static_cast<double>(last.sum) - static_cast<double>(first.sum));
-  } else {  // any slope will do: one of few digits, whose line stays below what is rounded as words
+  } else if (to.from.size() == 1 && to.below.size() == 1 && to.from[0].step < to.below[0].step) {
+    // All sums have one code, neither the lowest nor the highest: a line that stays within it.
+    const auto range = static_cast<uint64_t>(sums.most - sums.least);
+    to.slope = std::ldexp(to.slope, -static_cast<int>(std::bit_width(range)) - 2);
+  } else {  // any slope will do: one of few digits
     const auto most = static_cast<uint64_t>(std::max(std::abs(sums.least), std::abs(sums.most)));
     to.slope = std::ldexp(to.slope, -std::max(0, static_cast<int>(std::bit_width(most)) - kSlopeBits));
   }
@@ -224,6 +272,8 @@ std::optional<ChannelLine> LineFitter::FitOne(const Staircase& stairs, const Fac
   double step = 1, tried = static_cast<double>(trial);
   bool turned = false, was_wider = false;
   for (int i = 0; i < kMostGains && step >= 1; ++i) {
+    // One of another direction may have the first code and the last, and others between them.
+    if (!(static_cast<double>(trial) * stairs.slope > 0)) return std::nullopt;
     const Offsets offsets = OffsetsOf(stairs, factor, static_cast<double>(trial));
     if (const auto line = WithOffset(stairs, factor, trial, offsets)) return line;
     turned = turned || (i > 0 && offsets.widen != was_wider);

@@ -1,17 +1,20 @@
-// Rounding sums behind a float tail, or by thresholds, in two operations. What the contract makes of a sum
-// (core/epilogue.cc) is a staircase: codes rise with the sum (by thresholds they may fall). Where a line goes
-// through all steps of a channel,
-//   lo + clip(rint((f * gain + offset) * factor), 0, hi - lo), f = 1.5 * 2^23 + sum + shift
-// with one rounding of the line and one of the product has the same code for every sum that the channel can
-// have. (Where residuals are added to the codes, the lines are of codes less the zero point. Where 1.5 * 2^23
-// is added to the product in one operation, it is not rounded before it is rounded to a code.) f is the sum
-// itself as the kernels have it: its bits began as those of 1.5 * 2^23 and the bias, the shift included
-// (SumForm::kFloat). Next to f * gain the offset has few digits behind the point; the shift, a whole number,
-// makes up for it: products of it fall everywhere between two of them.
+// Rounding sums behind a float tail, or by thresholds, in two operations, which clip the codes, too. What the contract
+// makes of a sum (core/epilogue.cc) is a staircase: codes rise with the sum (by thresholds they may fall). Where a line
+// goes through all steps of a channel,
+//   rint(saturate(f * gain + offset) * factor + base), f = 1.5 * 2^23 + sum + shift
+// with one rounding of the line, that saturates to 0 and 1, and one of the product and its addition has the same code
+// for every sum that the channel can have. The factor is that of the codes' highest step, or nearly: of 0 and 1 the
+// formula has the lowest and the highest code whatever the factor is, within half a code. (What is rounded is the byte
+// of a code, 128 more where codes are signed. Where residuals are added to the codes, it is the code less the zero
+// point, and 1.5 * 2^23 more: it is not rounded before it is rounded to a code, unless the product is by itself. Sums
+// that are ties, as those of scales of few digits often are, are none then, and alternate: no line has them.) f is the sum itself as the kernels
+// have it: its bits began as those of 1.5 * 2^23 and the bias, the shift included (SumForm::kFloat). Next to f * gain
+// the offset has few digits behind the point; the shift, a whole number, makes up for it: products of it fall
+// everywhere between two of them.
 //
-// Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded
-// twice a line is no straight line either, and with another factor another one: four channels share a factor,
-// which is looked for.
+// Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded twice a
+// line is no straight line either, and with another factor another one: four channels share a factor, which is looked
+// for.
 //
 // Whether a line holds is found out, not believed: the first sum of every code by asking the epilogue itself,
 // and that the line is at one side of the tie with it and at the other with the sum before. Between them both
@@ -39,7 +42,7 @@ struct ChannelLine {
 
 // Of four neighbouring channels.
 struct FourLines {
-  float factor = 1;
+  float factor = 0;
   std::array<ChannelLine, 4> lines;
 };
 
@@ -55,6 +58,8 @@ struct CodeRange {
   int32_t lo = 0, hi = 0, zero_point = 0;
 };
 CodeRange FirstCodesOf(const Epilogue& e);
+// What a line's product is added to: the lowest of these codes as it is rounded.
+int32_t LineBaseOf(const Epilogue& e);
 // Whether the lines of an epilogue can be looked for: it multiplies, has a tail of a float bias or nothing,
 // scales being normal numbers, or has thresholds, all channels from one code on.
 bool HasLines(const Epilogue& e);
@@ -63,8 +68,8 @@ float TailQuotient(const Epilogue& e, float sum, size_t channel);
 
 class LineFitter {
  public:
-  // rounds_product: before it is rounded to a code.
-  LineFitter(const Epilogue& e, bool rounds_product);
+  // fuses: the product and its addition are rounded once; what that makes of residuals' codes.
+  LineFitter(const Epilogue& e, bool fuses);
 
   // Of channels from `first` on, four or fewer, that have these sums. None where no lines have all their
   // codes.
@@ -81,9 +86,9 @@ class LineFitter {
     std::vector<Bound> from, below;
     double slope = 0;
   };
-  // What a line must be, by step.
+  // What a line must be, by step, the lowest code's being 0.
   struct Factor {
-    float value = 1;
+    float value = 0;
     std::vector<float> reaches;   // the least line that has it
     std::vector<double> between;  // it and the float below
   };
@@ -104,10 +109,13 @@ class LineFitter {
                                                const Offsets& offsets);
   static bool Holds(const Staircase& stairs, const Factor& factor, const ChannelLine& line);
 
+  // Whether a line has the step or a later one.
+  bool Reaches(float line, float factor, int32_t step) const;
+
   const Epilogue& e_;
-  const bool rounds_product_;
+  const bool rounds_to_codes_;  // the product is not rounded before
   const CodeRange codes_;
-  const int32_t lo_, hi_;  // on lines
+  const int32_t base_, top_;
   std::vector<Factor> factors_;
   std::array<Staircase, 4> stairs_;
 };

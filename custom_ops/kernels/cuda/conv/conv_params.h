@@ -16,8 +16,8 @@ inline constexpr int kWeightSlackRows = 256;
 // How codes that are not yet rounded become bytes: 256 of them from the zero point on, where the conversion
 // to bytes clips by itself; any number, where none of them is as large as 2^15 before it is clipped; any
 // others. And of kWords in instances that are made for them, codes that are capped
-// (EpilogueParams::is_capped).
-enum class Rounding : int { kAny, kBytes, kWords, kCapped };
+// (EpilogueParams::is_capped), or lie on lines, which have clipped them.
+enum class Rounding : int { kAny, kBytes, kWords, kCapped, kClipped };
 
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
@@ -48,16 +48,18 @@ enum class Finish : int {
   kFloatsOnLine,
   kFloatsInverse,
   // The same to codes that are capped (EpilogueParams::is_capped). A tail is all that is on lines, each
-  // channel on one; kCappedInTail: residuals are added by the tail.
+  // channel on one, or but for some; kCappedInTail: residuals are added by the tail.
   kCappedFromZero,
-  kCappedTail,
   kCappedOnLine,
   kCappedTailOnLine,
+  kCappedLackingOnLine,
   kCappedInTail,
   // kFloat to any number of codes, multiplied alone: what makes residuals for the next product.
   kWordsMultiplied,
-  // To any number of codes.
-  kWordsTail,
+  // To any number of codes. kBorderTail: what borders add comes to the sums first.
+  kTail,
+  kLackingTail,
+  kBorderTail,
   kWordsTailOnLine,
   kPlanesTail,  // to planes of bits
   // Any floats to any codes; with residuals.
@@ -96,8 +98,12 @@ struct EpilogueParams {
   // the shifts are in the bias then. Of four channels that have one without a line, and of a tail that adds
   // residuals, acc_scale and what the tail adds, the factor negative.
   const float *scale = nullptr, *start = nullptr, *factor = nullptr;
-  // What the tail of channels without a line divides by, which is inverted, and the zero point less the
-  // lowest code where lines are of codes less that (LineFitter).
+  // What the product of lines is added to, and what that is of the highest code (LineBaseOf; 1.5 * 2^23 more
+  // where residuals are added to codes); what turns signed codes to bytes.
+  float line_base = 0, line_top = 0;
+  uint32_t line_flip = 0;
+  // What the tail of channels without a line divides by, which is inverted, and what makes its codes, less the
+  // zero point and 1.5 * 2^23 more, what lines have.
   float first_scale = 1, first_inverse = 1, line_shift = 0;
   bool on_lines = false;          // not multiplied alone: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;       // some channels have none
@@ -111,11 +117,10 @@ struct EpilogueParams {
   // of codes less 1, the lowest code.
   unsigned word_shift = 0, word_top = 0;
   int word_lowest = 0;
-  // Of codes that are 128 or 256 from -128 or 0 on, and come to be rounded less the lowest one: what makes
-  // masks of their bytes that are above 127 (or of none), what is left of these, what makes the lowest one of
-  // 0 (CappedBytes).
+  // Of codes that are 128 from 0 on, or 256 from -128 or 0 on, and come to be rounded less the lowest one
+  // (CappedBytes): what bytes are taken, of 128 codes those of signs of theirs, else all those of the lowest one.
   bool is_capped = false;
-  uint32_t cap_select = 0, cap_mask = 0, cap_flip = 0;
+  uint32_t cap_select = 0, cap_flip = 0;
   const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
@@ -177,7 +182,7 @@ inline Finish FinishOf(const EpilogueParams& e) {
   const bool are_on_lines = e.on_lines && !e.lacks_lines, moves = e.table != nullptr || e.place_count > 0;
   if (are_on_lines && !e.has_residual && !moves) {
     if (e.plane_count > 0) return Finish::kPlanesTail;
-    if (!e.is_capped) return Finish::kWordsTail;
+    return e.border != nullptr ? Finish::kBorderTail : Finish::kTail;
   }
   // Instances for any floats alone do more to a sum.
   if (moves || e.border != nullptr || e.plane_count > 0)
@@ -186,15 +191,16 @@ inline Finish FinishOf(const EpilogueParams& e) {
     const bool from_zero = e.sums == SumForm::kFloatFromZero;
     if (from_zero && e.rounding == Rounding::kBytes) return Finish::kFloatsFromZero;
     if (from_zero) return e.is_capped ? Finish::kCappedFromZero : Finish::kFloats;
-    return are_on_lines ? Finish::kCappedTail : Finish::kFloats;
+    return e.on_lines ? Finish::kLackingTail : Finish::kFloats;
   }
   const bool is_bytes = !e.on_lines && !e.residual_signed && e.y_lo == 0 && e.y_hi == 255;
   if (is_bytes && e.addition == Addition::kOnLine) return Finish::kFloatsOnLine;
   if (is_bytes && e.addition == Addition::kInverseFromLowest && e.y_zero_point == 0)
     return Finish::kFloatsInverse;
   if (e.addition == Addition::kInTail) return e.is_capped ? Finish::kCappedInTail : Finish::kFloatsAdding;
-  if (e.lacks_lines || e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
+  if (e.addition != Addition::kOnLine) return Finish::kFloatsAdding;
   if (!e.on_lines) return e.is_capped ? Finish::kCappedOnLine : Finish::kFloatsAdding;
+  if (e.lacks_lines) return e.is_capped ? Finish::kCappedLackingOnLine : Finish::kFloatsAdding;
   return e.is_capped ? Finish::kCappedTailOnLine : Finish::kWordsTailOnLine;
 }
 

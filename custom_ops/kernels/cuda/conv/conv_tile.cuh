@@ -273,7 +273,7 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 // Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
 template <Finish kFinish>
 inline constexpr bool kMayHaveBorders =
-    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kWordsTail ||
+    kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kBorderTail ||
     kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
 
 // The class of the window of an output.
@@ -432,7 +432,8 @@ __device__ __forceinline__ void RequantizeFragments(const EpilogueParams& e, con
 // Whether codes of sums that are finished so may be stored as planes, from shared memory. No others carry the
 // code for it.
 template <Finish kFinish>
-inline constexpr bool kMayHavePlanes = kFinish == Finish::kAny || kFinish == Finish::kFloatsAdding;
+inline constexpr bool kMayHavePlanes =
+    kFinish == Finish::kAny || kFinish == Finish::kBorderTail || kFinish == Finish::kFloatsAdding;
 
 // Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64
 // channels or of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the
@@ -662,16 +663,37 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
   const bool makes_four_floats =
       !e.quantized_output && e.w_zero == nullptr && !e.has_residual && p.n % 4 == 0;
   if (makes_four_floats) {
-    for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
-      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
-      if (m < 0 || at.n0 + column >= p.n) continue;
+    // What is added comes from memory, of the thread's next two fours while it finishes one: a warp that waited for each
+    // would have a load on its way, and a multiprocessor's warps together too few of them.
+    const auto pixel_at = [&](int u) {
+      const bool is_output = u < rows * (kTileN / 4) && at.n0 + u % (kTileN / 4) * 4 < p.n;
+      return is_output ? pixel_of(first_row + u / (kTileN / 4)) : -1;
+    };
+    const auto fetch = [&](int u) {
+      float4 added = AllFour(0);
+      const int m = e.adds_floats ? pixel_at(u) : -1;
+      if (m >= 0) {
+        const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + u % (kTileN / 4) * 4;
+        added = *reinterpret_cast<const float4*>(static_cast<const float*>(p.residual) + index);
+      }
+      return added;
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    float4 next = fetch(thread), behind = fetch(thread + kThreads);
+#pragma unroll 1
+    for (int u = thread; u < rows * (kTileN / 4); u += kThreads) {
+      const float4 added = next;
+      next = behind;
+      behind = fetch(u + 2 * kThreads);
+      const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_at(u);
+      if (m < 0) continue;
       int4 total = *reinterpret_cast<const int4*>(state.bias + column);
       for (int i = 0; i < p.splits; ++i) {
         total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
-      FinishFloats<4>(e, p.residual, p.y, m, channel0 + column, {total.x, total.y, total.z, total.w},
-                      {scale.x, scale.y, scale.z, scale.w});
+      FinishFloats<4>(e, {added.x, added.y, added.z, added.w}, p.y, m, channel0 + column,
+                      {total.x, total.y, total.z, total.w}, {scale.x, scale.y, scale.z, scale.w});
     }
     return;
   }

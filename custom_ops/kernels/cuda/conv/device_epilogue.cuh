@@ -109,11 +109,12 @@ __device__ __forceinline__ unsigned ClippedWords(const EpilogueParams& e, const 
                       e.word_lowest);
 }
 
-// The same of codes that are capped (EpilogueParams::is_capped): the conversion to bytes clips at 0 and 255,
-// and a byte above 127 becomes 127 where there are 128 codes.
+// The same of codes that are capped (EpilogueParams::is_capped): the conversion to bytes clips at 0 and 255. Where there
+// are 128 codes a byte above 127 becomes 127: all bits of its sign are set, which takes the highest and gives the
+// others; of the other bytes none is. Where there are 256, the highest bit of all is that of the lowest code.
 __device__ __forceinline__ unsigned CappedBytes(const EpilogueParams& e, const float4& v) {
-  const unsigned bytes = UnsignedBytes(v);
-  return ((bytes | PermuteBytes(bytes, 0, e.cap_select)) & e.cap_mask) ^ e.cap_flip;
+  const unsigned bytes = UnsignedBytes(v), signs = PermuteBytes(bytes, e.cap_flip, e.cap_select);
+  return XorOrMasked<0x7F7F7F7Fu>(bytes, signs);
 }
 
 // An inner code q, less the zero point and 12582912 (1.5 * 2^23) more, on its way to the second rounding, as
@@ -121,7 +122,12 @@ __device__ __forceinline__ unsigned CappedBytes(const EpilogueParams& e, const f
 // takes the number out of the magic one's low bits. Nothing is rounded: where q leaves 2^22 and with it whole
 // numbers, it is clipped. NaN saturates to 0.
 __device__ __forceinline__ float Unit(const EpilogueParams& e, float q) {
-  return fmaxf(Saturated256th(q, e.unit_offset), e.unit_lo);
+  return fmaxf(SaturatedLine(q, 0x1p-8f, e.unit_offset), e.unit_lo);
+}
+
+// The same of one that is clipped.
+__device__ __forceinline__ float UnitOfClipped(const EpilogueParams& e, float q) {
+  return __fmaf_rn(q, 0x1p-8f, e.unit_offset);
 }
 
 // (a * inner_scale + r * residual_scale) / y_scale, or what rounds to the same code: a the inner code less
@@ -198,13 +204,13 @@ __device__ __forceinline__ float SumInTail(const EpilogueParams& e, float v, uns
 
 // Four inner codes as Unit takes them (of kInTail what the tail has) and four residuals to four codes.
 // Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero point
-// being the lowest one. kAny: as the addition has it.
-template <Addition kAddition, Rounding kRounding>
+// being the lowest one. kAny: as the addition has it. kAreClipped: the inner codes are.
+template <Addition kAddition, Rounding kRounding, bool kAreClipped = false>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
   const auto sum = [&]<int kByte>(float q) {
     if constexpr (kAddition == Addition::kInTail) return SumInTail<kByte>(e, q, residual);
-    const float unit = Unit(e, q);
+    const float unit = kAreClipped ? UnitOfClipped(e, q) : Unit(e, q);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
     return Sum<kAddition, kByte>(e, unit, residual);
   };
@@ -244,16 +250,14 @@ __device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
   return make_float4(__fmul_rn(x.x, y.x), __fmul_rn(x.y, y.y), __fmul_rn(x.z, y.z), __fmul_rn(x.w, y.w));
 }
 
-// The codes of four channels that have no lines, less the zero point and not yet rounded, as their tail has
-// them, step by step, for a float bias: Markstein's division. Codes less the lowest one are rounded before
-// they are that: they are smaller than 2^15 in size.
+// What lines would have of four channels that have none, as their tail has it, step by step, for a float bias:
+// Markstein's division. Codes are smaller than 2^15 in size before they are clipped.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
                                          const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {
     const float v = __fadd_rn(__fmul_rn(sum, scale), bias), near = __fmul_rn(v, e.first_inverse),
                 code = __fmaf_rn(__fmaf_rn(-near, e.first_scale, v), e.first_inverse, near);
-    if (AddsToCodes(e)) return code;
-    return __fadd_rn(__fsub_rn(__fadd_rn(code, 12582912.0f), 12582912.0f), e.line_shift);
+    return fminf(fmaxf(__fadd_rn(__fadd_rn(code, 12582912.0f), e.line_shift), e.line_base), e.line_top);
   };
   return make_float4(one(sums.x, scale.x, bias.x), one(sums.y, scale.y, bias.y), one(sums.z, scale.z, bias.z),
                      one(sums.w, scale.w, bias.w));
@@ -274,10 +278,32 @@ struct FourChannels {
   float factor;
 };
 
+// Whether codes are clipped by it. EpilogueParams::line_base says whether they are 12582912 larger, and so
+// rounded, too.
+template <First kFirst>
+inline constexpr bool kIsClipped = kFirst == First::kLines || kFirst == First::kTail;
+
+__device__ __forceinline__ float4 SaturatedLines(const float4& x, const float4& gain, const float4& offset) {
+  return make_float4(SaturatedLine(x.x, gain.x, offset.x), SaturatedLine(x.y, gain.y, offset.y),
+                     SaturatedLine(x.z, gain.z, offset.z), SaturatedLine(x.w, gain.w, offset.w));
+}
+
+// How the product of a line and its addition are rounded, where residuals are added: once for capped codes, else each
+// (LineFitter).
+enum class LineProduct { kFused, kRounded, kEither };
+
+template <LineProduct kProduct>
+__device__ __forceinline__ float4 LineCodes(const EpilogueParams& e, const float4& line, float factor) {
+  const float4 factors = AllFour(factor), base = AllFour(e.line_base);
+  if (kProduct == LineProduct::kFused || (kProduct == LineProduct::kEither && e.is_capped))
+    return MultiplyAdd(line, factors, base);
+  return Plus(Multiply(line, factors), base);
+}
+
 // Four codes before any residual, of each of kCount sums; of kBeforeFunction no codes yet. kRounds: 12582912
 // more, as Unit and ClippedWords take them; else not yet rounded. One branch for all of them: what it parts
 // cannot overlap.
-template <First kFirst, bool kFloats, bool kRounds, int kCount>
+template <First kFirst, bool kFloats, bool kRounds, LineProduct kProduct = LineProduct::kFused, int kCount>
 __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (&sums)[kCount],
                                            const FourChannels& channels, float4 (&codes)[kCount]) {
   const auto& [scale, start, factor] = channels;
@@ -291,19 +317,13 @@ __device__ __forceinline__ void FirstCodes(const EpilogueParams& e, const int4 (
   } else if (kFirst == First::kBeforeFunction) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) codes[i] = Plus(Multiply(AsFloats<kFloats>(sums[i]), scale), start);
-  } else if (kFirst == First::kLines || __builtin_expect(factor > 0, true)) {
-    const float4 factors = AllFour(factor);
+  } else if (kFirst == First::kLines || __builtin_expect(factor >= 0, true)) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 line = MultiplyAdd(BitsAsFloats(sums[i]), scale, start);
-      codes[i] = kRounds ? MultiplyAdd(line, factors, magic) : Multiply(line, factors);
-    }
+    for (int i = 0; i < kCount; ++i)
+      codes[i] = LineCodes<kProduct>(e, SaturatedLines(BitsAsFloats(sums[i]), scale, start), factor);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      codes[i] = OfTail(e, AsFloats<true>(sums[i]), scale, start);
-      if (kRounds) codes[i] = Plus(codes[i], magic);
-    }
+    for (int i = 0; i < kCount; ++i) codes[i] = OfTail(e, AsFloats<true>(sums[i]), scale, start);
   }
 }
 
@@ -312,6 +332,7 @@ template <Rounding kRounding>
 __device__ __forceinline__ unsigned RoundFour(const EpilogueParams& e, const float4& v) {
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(v) ^ SignFlip(e.lo < 0);
   if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, v);
+  if constexpr (kRounding == Rounding::kClipped) return UnsignedBytes(v) ^ e.line_flip;
   if constexpr (kRounding == Rounding::kWords) return ClippedWords(e, v);
   const float lo = static_cast<float>(e.lo - e.zero_point), hi = static_cast<float>(e.hi - e.zero_point);
   return AddZeroPoint(JoinBytes(RoundedByte(v.x, lo, hi), RoundedByte(v.y, lo, hi), RoundedByte(v.z, lo, hi),
@@ -403,28 +424,35 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     });
   };
   // round(first codes, residuals), four each.
-  const auto with_first = [&]<First kFirst, bool kFloats, bool kRounds>(const auto& round) {
-    f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
-      float4 first[kCount];
-      unsigned residuals[kCount];
-      FirstCodes<kFirst, kFloats, kRounds>(e, sums, channels, first);
+  const auto with_first =
+      [&]<First kFirst, bool kFloats, bool kRounds, LineProduct kProduct = LineProduct::kFused>(
+          const auto& round) {
+        f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels,
+                          unsigned (&codes)[kCount]) {
+          float4 first[kCount];
+          unsigned residuals[kCount];
+          FirstCodes<kFirst, kFloats, kRounds, kProduct>(e, sums, channels, first);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        residuals[i] = codes[i];
-        codes[i] = round(first[i], codes[i]);
-      }
-      if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
-    });
-  };
+          for (int i = 0; i < kCount; ++i) {
+            residuals[i] = codes[i];
+            codes[i] = round(first[i], codes[i]);
+          }
+          if constexpr (kMayMap<kFinish>) MapFours<kFinish>(e, residuals, codes);
+        });
+      };
   const auto rounding = [&]<First kFirst, bool kFloats, Rounding kRounding>() {
     with_first.template operator()<kFirst, kFloats, kRounding == Rounding::kWords>(
         [&](const float4& first, unsigned) { return RoundFour<kRounding>(e, first); });
   };
   const auto adding =
       [&]<First kFirst, bool kFloats, Addition kAddition, Rounding kRounding = Rounding::kAny>() {
-        with_first.template operator()<kFirst, kFloats, true>([&](const float4& first, unsigned residual) {
-          return AddFour<kAddition, kRounding>(e, first, residual);
-        });
+        constexpr auto kProduct = kRounding == Rounding::kCapped        ? LineProduct::kFused
+                                  : kFinish == Finish::kWordsTailOnLine ? LineProduct::kRounded
+                                                                        : LineProduct::kEither;
+        with_first.template operator()<kFirst, kFloats, true, kProduct>(
+            [&](const float4& first, unsigned residual) {
+              return AddFour<kAddition, kRounding, kIsClipped<kFirst>>(e, first, residual);
+            });
       };
   const auto adding_quickly = [&]<First kFirst, bool kFloats>() {
     if (e.addition == Addition::kOnLine)
@@ -451,8 +479,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
   const auto rounding_floats = [&] {
     if (e.sums == SumForm::kFloat) {
       if (!e.on_lines) return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
-      if (e.is_capped) return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
-      return rounding.template operator()<First::kTail, true, Rounding::kWords>();
+      return rounding.template operator()<First::kTail, true, Rounding::kClipped>();
     }
     if (e.rounding == Rounding::kWords) return from_zero.template operator()<Rounding::kWords>();
     return from_zero.template operator()<Rounding::kBytes>();
@@ -464,18 +491,20 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     return adding
         .template operator()<First::kMultiplies, true, Addition::kInverseFromLowest, Rounding::kBytes>();
   if constexpr (kFinish == Finish::kCappedFromZero) return from_zero.template operator()<Rounding::kCapped>();
-  if constexpr (kFinish == Finish::kCappedTail)
-    return rounding.template operator()<First::kLines, true, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kWordsMultiplied)
     return rounding.template operator()<First::kMultiplies, true, Rounding::kWords>();
-  if constexpr (kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail)
-    return rounding.template operator()<First::kLines, true, Rounding::kWords>();
+  if constexpr (kFinish == Finish::kTail || kFinish == Finish::kBorderTail || kFinish == Finish::kPlanesTail)
+    return rounding.template operator()<First::kLines, true, Rounding::kClipped>();
+  if constexpr (kFinish == Finish::kLackingTail)
+    return rounding.template operator()<First::kTail, true, Rounding::kClipped>();
   if constexpr (kFinish == Finish::kWordsTailOnLine)
     return adding.template operator()<First::kLines, true, Addition::kOnLine>();
   if constexpr (kFinish == Finish::kCappedOnLine)
     return adding.template operator()<First::kMultiplies, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedTailOnLine)
     return adding.template operator()<First::kLines, true, Addition::kOnLine, Rounding::kCapped>();
+  if constexpr (kFinish == Finish::kCappedLackingOnLine)
+    return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
   if constexpr (kFinish == Finish::kCappedInTail)
     return adding_in_tail.template operator()<Rounding::kCapped>();
   if constexpr (kFinish == Finish::kFloats || kFinish == Finish::kFloatsOfValues) return rounding_floats();
@@ -496,7 +525,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
     if (kMayAdd && e.in_tail) return adding_in_tail.template operator()<Rounding::kCapped>();
     if (kMayAdd && e.has_residual)
       return adding.template operator()<First::kTail, true, Addition::kOnLine, Rounding::kCapped>();
-    return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
+    return rounding.template operator()<First::kTail, true, Rounding::kClipped>();
   }
   if constexpr (kIsAny || kFinish == Finish::kIntegers || kFinish == Finish::kIntegersOfTail) {
     constexpr bool kMayBeTail = kFinish != Finish::kIntegers;
@@ -510,8 +539,7 @@ __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f
       return adding.template operator()<First::kMultiplies, false, Addition::kAny>();
     }
     if (kMayBeTail && e.on_lines) {
-      if (e.is_capped) return rounding.template operator()<First::kTail, true, Rounding::kCapped>();
-      return rounding.template operator()<First::kTail, true, Rounding::kWords>();
+      return rounding.template operator()<First::kTail, true, Rounding::kClipped>();
     }
     if constexpr (kFinish == Finish::kIntegersOfTail) return;
     rounding_integers();
@@ -589,11 +617,11 @@ __device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int
   return v[0];
 }
 
-// Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers added,
+// Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers (`added`),
 // where they are; stored, and rounded to codes. A residual is one of a single result.
 template <int kCount>
-__device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const void* fed, void* y, int64_t pixel,
-                                             int channel, const int (&acc)[kCount],
+__device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const float (&added)[kCount], void* y,
+                                             int64_t pixel, int channel, const int (&acc)[kCount],
                                              const float (&scale)[kCount], int residual = 0) {
   using Floats = std::conditional_t<kCount == 4, float4, float>;
   using Bytes = std::conditional_t<kCount == 4, unsigned, uint8_t>;
@@ -601,9 +629,6 @@ __device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const void
   alignas(16) float v[kCount];
   TailValues(e, acc, channel, scale, residual, v);
   if (e.adds_floats) {
-    alignas(16) float added[kCount];
-    *reinterpret_cast<Floats*>(added) =
-        *reinterpret_cast<const Floats*>(static_cast<const float*>(fed) + index);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) v[j] = Limited(__fadd_rn(v[j], added[j]), e.sum_min, e.sum_max);
   }
@@ -677,7 +702,8 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
       if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
-    FinishFloats<1>(e, residual, y, pixel, channel, {acc}, {scale}, r);
+    const float added = e.adds_floats ? static_cast<const float*>(residual)[index] : 0.0f;
+    FinishFloats<1>(e, {added}, y, pixel, channel, {acc}, {scale}, r);
   }
 }
 

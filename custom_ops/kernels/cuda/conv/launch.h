@@ -41,16 +41,20 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
       return f.template operator()<false, Finish::kFloatsInverse>();
     case Finish::kCappedFromZero:
       return f.template operator()<false, Finish::kCappedFromZero>();
-    case Finish::kCappedTail:
-      return f.template operator()<false, Finish::kCappedTail>();
     case Finish::kCappedOnLine:
       return f.template operator()<false, Finish::kCappedOnLine>();
     case Finish::kCappedTailOnLine:
       return f.template operator()<false, Finish::kCappedTailOnLine>();
+    case Finish::kCappedLackingOnLine:
+      return f.template operator()<false, Finish::kCappedLackingOnLine>();
     case Finish::kCappedInTail:
       return f.template operator()<false, Finish::kCappedInTail>();
-    case Finish::kWordsTail:
-      return f.template operator()<false, Finish::kWordsTail>();
+    case Finish::kTail:
+      return f.template operator()<false, Finish::kTail>();
+    case Finish::kLackingTail:
+      return f.template operator()<false, Finish::kLackingTail>();
+    case Finish::kBorderTail:
+      return f.template operator()<false, Finish::kBorderTail>();
     case Finish::kWordsTailOnLine:
       return f.template operator()<false, Finish::kWordsTailOnLine>();
     case Finish::kPlanesTail:
@@ -64,6 +68,38 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+// f<kSigned, kFinish>() for the instance that gathers and finishes sums so: what most layers with strides have, and
+// else one for integers and for floats, with and without what is added. All in one instance were up to 2.4 MB of
+// instructions, in which ptxas made wgmma wait for itself. kIsWgmma: planes of bits are stored from registers.
+template <bool kIsWgmma, typename F>
+cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f) {
+  const auto of_any_input = [&]<Finish kFinish>() {
+    return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
+  };
+  const EpilogueParams& e = p.epilogue;
+  if (!p.in_registers) return of_any_input.template operator()<Finish::kThroughMemory>();
+  if (e.sums == SumForm::kInteger) {
+    if (e.on_lines) return of_any_input.template operator()<Finish::kIntegersOfTail>();
+    return FinishOf(e) == Finish::kIntegersInTail
+               ? of_any_input.template operator()<Finish::kIntegersInTail>()
+               : of_any_input.template operator()<Finish::kIntegers>();
+  }
+  if (is_signed) return cudaErrorInvalidValue;
+  switch (FinishOf(e)) {
+    case Finish::kFloatsFromZero:
+      return f.template operator()<false, Finish::kFloatsFromZero>();
+    case Finish::kTail:
+      return f.template operator()<false, Finish::kTail>();
+    case Finish::kPlanesTail:
+      return f.template operator()<false, kIsWgmma ? Finish::kPlanesTail : Finish::kBorderTail>();
+    default:
+      break;
+  }
+  if (e.values != nullptr) return f.template operator()<false, Finish::kFloatsOfValues>();
+  return e.has_residual ? f.template operator()<false, Finish::kFloatsAdding>()
+                        : f.template operator()<false, Finish::kFloats>();
 }
 
 // Whether a tile of so many channels may be finished so: planes are stored in half words at least.

@@ -70,8 +70,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3843424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
-           rises = 0;  // "LBC8"
+  uint32_t magic = 0x3943424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBC9"
   WeightBits w_bits;
 };
 
@@ -568,7 +568,7 @@ PackedConv::ChannelConstants PackedConv::ConstantsOf(const ConvSpec& spec, const
 }
 
 void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) const {
-  LineFitter fitter(e, !epilogue_.has_residual && epilogue_.is_capped);
+  LineFitter fitter(e, epilogue_.is_capped);
   for (size_t c = 0; c < channels.bias.size(); c += 4) {
     const size_t count = std::min<size_t>(4, channels.bias.size() - c);
     const auto four = fitter.Fit(c, std::span(channels.sums).subspan(c, count));
@@ -589,15 +589,15 @@ void PackedConv::FitLines(const Epilogue& e, ChannelConstants& channels) const {
 // Let f be the float whose bits are those of 2^23 (1.5 * 2^23) plus a sum. As long as the sum stays in 0 ..
 // 2^23 (-2^22 .. 2^22) f is 2^23 (1.5 * 2^23) plus the sum. f rises with the sum everywhere as long as its
 // bits are those of a positive normal number, hence beyond it is enough that codes are clipped there. (Lines
-// were found for f as it is.) A code is smaller than 2^15 before it is clipped where those of the least and
-// the most sum are.
+// were found for f as it is, and saturate.) A code is smaller than 2^15 before it is clipped where those of the
+// least and the most sum are.
 bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants& channels) const {
   constexpr int64_t kMost = int64_t{1} << 29;  // either float is further from what is no normal number
   const bool from_zero = form == SumForm::kFloatFromZero, is_float = form != SumForm::kInteger;
   const int64_t exact = from_zero ? 1 << 23 : 1 << 22;
   const CodeRange codes = FirstCodesOf(e);
   const bool in_tail = epilogue_.in_tail, on_lines = epilogue_.on_lines || float_lines_;
-  const auto has_line = [&](size_t c) { return on_lines && channels.factor[c / 4] > 0; };
+  const auto has_line = [&](size_t c) { return on_lines && channels.factor[c / 4] >= 0; };
   // With the least or the most residual, where the tail adds them. A function's value is no larger than it.
   const int32_t least_residual = e.residual_signed ? -128 : 0;
   const auto code_of = [&](size_t c, int64_t sum, int32_t residual) {
@@ -612,10 +612,6 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   const auto unrounded = [&](size_t c, int64_t sum) {
     const auto bits = [&](int32_t from) { return std::bit_cast<float>(from + static_cast<int32_t>(sum)); };
     if (from_zero) return std::fma(bits(0x4B000000), e.multiplier[c], -0x1p23f * e.multiplier[c]);
-    if (has_line(c)) {
-      const float f = bits(0x4B400000 + channels.shift[c]);
-      return std::fma(f, channels.gain[c], channels.offset[c]) * channels.factor[c / 4];
-    }
     const float v = is_float ? bits(0x4B400000) - 12582912.0f : static_cast<float>(sum);
     if (in_tail) {
       const float before = v * channels.gain[c] + channels.offset[c];
@@ -625,6 +621,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
   };
   const auto fits = [&](size_t c, int64_t sum) {
     if (is_float && std::abs(sum) > kMost) return false;
+    if (has_line(c)) return true;
     if ((e.has_residual && !in_tail) || epilogue_.rounding != Rounding::kWords) return true;
     // Of a tail that is computed step by step floats are clipped; its two products must be finite.
     return std::fabs(unrounded(c, sum)) < (in_tail ? 0x1p60f : 0x1p15f - 512);
@@ -752,6 +749,7 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   const std::optional<TailSteps> steps = StepsOf(e);
   divides_fast_ = !e.has_residual || steps || DividesFast(e);
   p.y_inverse = 1.0f / e.y_scale;
+  constexpr int32_t kMagic = 12582912;                                              // 1.5 * 2^23
   const auto units = [](double codes) { return static_cast<float>(codes / 256); };  // exact
   p.unit_zero = static_cast<float>(e.hi - 256 - e.zero_point);
   p.unit_offset = units(-12582912.0 - static_cast<double>(p.unit_zero));
@@ -767,10 +765,15 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.word_shift = twice(codes.zero_point - codes.lo);
   rounds_fours_ = MayRoundFours(e);
   p.on_lines = HasLines(e) && e.kind != EpilogueKind::kRequantize;
-  if (p.on_lines && !e.has_residual) {
-    p.word_shift = 0;
-    p.line_shift = static_cast<float>(codes.zero_point - codes.lo);
+  if (HasLines(e)) {
+    const CodeRange first = FirstCodesOf(e);
+    const int32_t base = LineBaseOf(e) + (e.has_residual ? kMagic : 0);
+    p.line_base = static_cast<float>(base);
+    p.line_top = static_cast<float>(base + first.hi - first.lo);
+    p.line_flip = !e.has_residual && first.lo < 0 ? 0x80808080u : 0u;
+    p.line_shift = static_cast<float>(base - (first.lo - first.zero_point) - kMagic);
   }
+  if (p.on_lines && !e.has_residual) p.word_shift = 0;
   if (e.kind != EpilogueKind::kRequantize && (!e.has_residual || steps)) {
     p.zero_point = codes.zero_point;
     p.lo = codes.lo;
@@ -805,9 +808,8 @@ void PackedConv::SetEpilogue(const Epilogue& e) {
   p.y_hi = e.y_hi;
   const bool is_half = p.word_top == twice(127);
   p.is_capped = p.word_shift == 0 && (is_half || p.word_top == twice(255)) &&
-                (p.word_lowest == 0 || p.word_lowest == -128);
+                (p.word_lowest == 0 || (p.word_lowest == -128 && !is_half));
   p.cap_select = is_half ? 0xBA98u : 0x4444u;
-  p.cap_mask = is_half ? 0x7F7F7F7Fu : ~0u;
   p.cap_flip = p.word_lowest < 0 ? 0x80808080u : 0u;
 }
 

@@ -195,8 +195,8 @@ cudaError_t LaunchTeam(const TeamParams& p, const ConvConfig& config, const Laun
           if (error == cudaSuccess)
             error = encode(p.epilogue.has_residual ? p.residual : p.y, &maps.residual);
           if (error != cudaSuccess) return error;
-          if constexpr (kFinish == Finish::kPlanesTail) {
-            return cudaErrorInvalidValue;  // whole boxes of bytes are stored
+          if constexpr (kFinish == Finish::kPlanesTail || kFinish == Finish::kBorderTail) {
+            return cudaErrorInvalidValue;  // whole boxes of bytes are stored, and nothing lies outside of images
           } else {
             return LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
                 options, {Dim(p.shares.blocks), groups * kWarpgroup + 64, options.shared_bytes}, p, maps);

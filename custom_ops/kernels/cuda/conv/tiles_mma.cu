@@ -7,7 +7,8 @@
 namespace lowbit::cuda {
 namespace {
 
-template <int kTileM, int kTileN, int kWarpsM, int kWarpsN, int kStages, bool kSigned, int kVectorBytes>
+template <int kTileM, int kTileN, int kWarpsM, int kWarpsN, int kStages, bool kSigned, int kVectorBytes,
+          Finish kFinish>
 __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
     ConvMma(const __grid_constant__ GatherParams p, bool cluster) {
   constexpr int kThreads = kWarpsM * kWarpsN * 32;
@@ -95,12 +96,12 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   __syncthreads();
 
   const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
-  if (at.split == 0) {
+  if (kMayHaveBorders<kFinish> && at.split == 0) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i)
       AddBorders<kWarpN>(p.epilogue, at.n0 + out_column, out_row + i * 16, BorderPixels{p, at.m0}, c[i][0]);
   }
-  FinishTile<kTileM, kTileN, kThreads>(p, at, shared, state, cluster, [&](const auto& f) {
+  FinishTile<kTileM, kTileN, kThreads, false, kFinish>(p, at, shared, state, cluster, [&](const auto& f) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
@@ -117,19 +118,20 @@ template <int kTileM, int kTileN, int kWarpsM, int kWarpsN>
 cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, bool vector16,
                        const LaunchOptions& options) {
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
-  const auto launch = [&](auto is_signed, auto vector) {
-    if constexpr (HasInstance(kTileM == 64)) {
-      return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, is_signed, vector>>(
-          p, config, options, kThreads);
-    } else {
-      return cudaErrorInvalidValue;
-    }
+  const auto launch = [&](auto vector) {
+    return WithGatheredFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+      if constexpr (HasInstance(kTileM == 64 && kTileN == 64)) {
+        return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, kSigned, vector, kFinish>>(
+            p, config, options, kThreads);
+      } else {
+        return cudaErrorInvalidValue;
+      }
+    });
   };
   if constexpr (kTileM == 64 && kTileN == 64) {
-    return std::visit(launch, OneOf(options.x_signed), OneOf<16, 4>(vector16 ? 16 : 4));
+    return std::visit(launch, OneOf<16, 4>(vector16 ? 16 : 4));
   } else {  // of few channels the gather dominates, one tile is enough
-    if (!vector16) return cudaErrorInvalidValue;
-    return std::visit(launch, OneOf(options.x_signed), OneOf<16>(16));
+    return vector16 ? launch(std::integral_constant<int, 16>()) : cudaErrorInvalidValue;
   }
 }
 

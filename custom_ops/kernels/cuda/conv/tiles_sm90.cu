@@ -175,38 +175,6 @@ __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
 #endif
 }
 
-// f<kSigned, kFinish>() for the instance that gathers and finishes sums so: what most layers with strides have, and
-// else one for integers and for floats, with and without what is added. All in one instance were up to 2.4 MB of
-// instructions, in which ptxas made wgmma wait for itself.
-template <typename F>
-cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f) {
-  const auto of_any_input = [&]<Finish kFinish>() {
-    return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
-  };
-  const EpilogueParams& e = p.epilogue;
-  if (!p.in_registers) return of_any_input.template operator()<Finish::kThroughMemory>();
-  if (e.sums == SumForm::kInteger) {
-    if (e.on_lines) return of_any_input.template operator()<Finish::kIntegersOfTail>();
-    return FinishOf(e) == Finish::kIntegersInTail
-               ? of_any_input.template operator()<Finish::kIntegersInTail>()
-               : of_any_input.template operator()<Finish::kIntegers>();
-  }
-  if (is_signed) return cudaErrorInvalidValue;
-  switch (FinishOf(e)) {
-    case Finish::kFloatsFromZero:
-      return f.template operator()<false, Finish::kFloatsFromZero>();
-    case Finish::kCappedTail:
-      return f.template operator()<false, Finish::kCappedTail>();
-    case Finish::kPlanesTail:
-      return f.template operator()<false, Finish::kPlanesTail>();
-    default:
-      break;
-  }
-  if (e.values != nullptr) return f.template operator()<false, Finish::kFloatsOfValues>();
-  return e.has_residual ? f.template operator()<false, Finish::kFloatsAdding>()
-                        : f.template operator()<false, Finish::kFloats>();
-}
-
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if constexpr (kTileN <= kMostBoxColumns) {
@@ -227,7 +195,7 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
   }
   return std::visit(
       [&](auto producers) {
-        return WithGatheredFinish(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+        return WithGatheredFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
           if constexpr (kMayFinish<kFinish, kTileN> && HasInstance(kTileM * kTileN == 64 * 64)) {
             return LaunchTiled<ConvWgmma<kTileM, kTileN, kSigned, producers, kFinish>>(
                 p, config, options, kTileM * 2 + producers);

@@ -145,9 +145,17 @@ __device__ __forceinline__ unsigned PackSigned(int q0, int q1, int q2, int q3) {
 #endif
 
 // v * 2^-8 + offset, rounded once and clipped to 0..1; of NaN 0.
-__device__ __forceinline__ float Saturated256th(float v, float offset) {
+__device__ __forceinline__ float SaturatedLine(float v, float gain, float offset) {
   float out;
-  asm("fma.rn.sat.f32 %0, %1, 0f3B800000, %2;" : "=f"(out) : "f"(v), "f"(offset));
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(out) : "f"(v), "f"(gain), "f"(offset));
+  return out;
+}
+
+// (a ^ b) | (a & b & kMask), one instruction.
+template <unsigned kMask>
+__device__ __forceinline__ unsigned XorOrMasked(unsigned a, unsigned b) {
+  unsigned out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xBC;" : "=r"(out) : "r"(a), "r"(b), "n"(kMask));
   return out;
 }
 

@@ -56,11 +56,17 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   const bool fits_bytes = second == kFloatsFromZero &&
                           (first == kFloatsFromZero || first == kFloatsOnLine || first == kFloatsInverse);
   const EpilogueParams& r = p.residuals.epilogue;
-  const bool makes_capped = r.on_lines && r.is_capped && !r.lacks_lines && r.table == nullptr;
-  const bool fits_capped = first == kCappedTailOnLine || first == kCappedInTail
-                               ? second == kCappedTail && (makes_capped || !p.makes_residuals)
-                               : first == kCappedOnLine && second == kCappedFromZero;
-  const bool fits_words = first == kWordsTailOnLine && second == kWordsTail && !r.on_lines;
+  const bool is_tail = second == kTail || second == kLackingTail,
+             makes_tail = !p.makes_residuals || (r.on_lines && r.table == nullptr);
+  if (is_tail && makes_tail) {
+    if (first == kCappedInTail) return {first, kLackingTail};
+    const bool lacks_lines = second == kLackingTail || (p.makes_residuals && r.lacks_lines);
+    if (first == kCappedTailOnLine && !lacks_lines) return {first, second};
+    if (first == kCappedTailOnLine || first == kCappedLackingOnLine)
+      return {kCappedLackingOnLine, kLackingTail};
+  }
+  const bool fits_capped = first == kCappedOnLine && second == kCappedFromZero;
+  const bool fits_words = first == kWordsTailOnLine && second == kTail && !r.on_lines;
   const bool makes_fitting = !p.makes_residuals || !MakesFloats(first) || AreWordsMultiplied(r);
   if ((fits_bytes || fits_capped || fits_words) && makes_fitting) return {first, second};
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
@@ -70,7 +76,7 @@ inline ChainFinish FinishOf(const ChainParams& p) {
 // finished so.
 constexpr bool MayMakeBehindTail(Finish first) {
   return first == Finish::kFloatsAdding || first == Finish::kCappedTailOnLine ||
-         first == Finish::kCappedInTail;
+         first == Finish::kCappedLackingOnLine || first == Finish::kCappedInTail;
 }
 
 cudaError_t LaunchChain(const ChainParams& params, const LaunchOptions& options);

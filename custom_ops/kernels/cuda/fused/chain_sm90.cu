@@ -26,8 +26,8 @@ namespace {
 constexpr Finish SecondOf(Finish first) {
   if (first == Finish::kIntegers) return first;
   if (first == Finish::kCappedOnLine) return Finish::kCappedFromZero;
-  if (first == Finish::kCappedTailOnLine || first == Finish::kCappedInTail) return Finish::kCappedTail;
-  if (first == Finish::kWordsTailOnLine) return Finish::kWordsTail;
+  if (first == Finish::kCappedTailOnLine || first == Finish::kWordsTailOnLine) return Finish::kTail;
+  if (first == Finish::kCappedLackingOnLine || first == Finish::kCappedInTail) return Finish::kLackingTail;
   return first == Finish::kFloats || first == Finish::kFloatsAdding ? Finish::kFloats
                                                                     : Finish::kFloatsFromZero;
 }
@@ -117,8 +117,10 @@ __device__ __forceinline__ void RoundToResiduals(const EpilogueParams& e, const 
                                                  const int (&sums)[kChainBox / 2], int column,
                                                  ThreadCodes& residuals) {
   const auto finish = [&](const auto& requantize) { residuals.Finish(state, sums, column, requantize); };
-  if constexpr (kFinish == Finish::kCappedTailOnLine || kFinish == Finish::kCappedInTail) {
-    WithEpilogue<Finish::kCappedTail, false>(e, finish);
+  if constexpr (kFinish == Finish::kCappedTailOnLine) {
+    WithEpilogue<Finish::kTail, false>(e, finish);
+  } else if constexpr (kFinish == Finish::kCappedLackingOnLine || kFinish == Finish::kCappedInTail) {
+    WithEpilogue<Finish::kLackingTail, false>(e, finish);
   } else if constexpr (kFinish == Finish::kFloatsAdding) {
     WithIntegers<false>(e, finish);
   } else if constexpr (kMakesFloats<kFinish>) {
@@ -476,8 +478,9 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {
-    if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kCappedTail ||
-                  kFinish == Finish::kWordsTail || kFinish == Finish::kPlanesTail) {
+    if constexpr (kFinish == Finish::kCappedFromZero || kFinish == Finish::kTail ||
+                  kFinish == Finish::kLackingTail || kFinish == Finish::kBorderTail ||
+                  kFinish == Finish::kPlanesTail) {
       return cudaErrorInvalidValue;  // as any floats (FinishOf)
     } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);

@@ -18,7 +18,8 @@ namespace {
 
 // How the first's sums are finished where the second's are so.
 constexpr Finish FirstOf(Finish second) {
-  if (second == Finish::kCappedTailOnLine || second == Finish::kCappedInTail) return Finish::kCappedTail;
+  if (second == Finish::kCappedTailOnLine) return Finish::kTail;
+  if (second == Finish::kCappedLackingOnLine || second == Finish::kCappedInTail) return Finish::kLackingTail;
   if (second == Finish::kFloatsOnLine || second == Finish::kCappedOnLine) return Finish::kWordsMultiplied;
   return second;
 }
@@ -228,9 +229,10 @@ cudaError_t LaunchTile(const ResidualPairParams& p, bool first_signed, const Lau
     return launch.template operator()<false, false, Finish::kCappedOnLine>();
   if (second.epilogue.on_lines || second.epilogue.in_tail) {
     const bool lacks_lines = p.first.epilogue.lacks_lines || second.epilogue.lacks_lines;
-    if (!lacks_lines && !options.x_signed) {
-      return second.epilogue.in_tail ? launch.template operator()<false, false, Finish::kCappedInTail>()
-                                     : launch.template operator()<false, false, Finish::kCappedTailOnLine>();
+    if (!options.x_signed) {
+      if (second.epilogue.in_tail) return launch.template operator()<false, false, Finish::kCappedInTail>();
+      return lacks_lines ? launch.template operator()<false, false, Finish::kCappedLackingOnLine>()
+                         : launch.template operator()<false, false, Finish::kCappedTailOnLine>();
     }
     return std::visit(
         [&](auto is_signed) {

@@ -366,9 +366,9 @@ __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
 
 cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions& options) {
   const EpilogueParams& e = p.epilogue;
-  const Finish finish = !e.on_lines                     ? Finish::kIntegers
-                        : e.is_capped && !e.lacks_lines ? Finish::kCappedTail
-                                                        : Finish::kIntegersOfTail;
+  const Finish finish = !e.on_lines     ? Finish::kIntegers
+                        : e.lacks_lines ? Finish::kIntegersOfTail
+                                        : Finish::kTail;
   return std::visit(
       [&](auto channel_count, auto is_signed, auto how) {
         return LaunchKernel<ConvPool<channel_count, is_signed, how>>(
@@ -378,7 +378,7 @@ cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions&
             p);
       },
       OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed),
-      OneOf<Finish::kIntegers, Finish::kIntegersOfTail, Finish::kCappedTail>(finish));
+      OneOf<Finish::kIntegers, Finish::kIntegersOfTail, Finish::kTail>(finish));
 }
 
 }  // namespace

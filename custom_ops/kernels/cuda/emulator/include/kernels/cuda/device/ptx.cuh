@@ -91,9 +91,14 @@ inline unsigned PackSigned(int q0, int q1, int q2, int q3) {
   return emulator::Pack(-128, 127, q0, q1, q2, q3);
 }
 
-inline float Saturated256th(float v, float offset) {
-  const float out = std::fma(v, 1.0f / 256, offset);
+inline float SaturatedLine(float v, float gain, float offset) {
+  const float out = std::fma(v, gain, offset);
   return out > 0 ? std::min(out, 1.0f) : 0;  // of NaN 0
+}
+
+template <unsigned kMask>
+unsigned XorOrMasked(unsigned a, unsigned b) {
+  return (a ^ b) | (a & b & kMask);
 }
 
 // Grids run one after the other.
