@@ -8,9 +8,9 @@
 
 A full run is a list of steps. A step passes, fails, or is skipped with a printed reason; the last line adds
 up the tests of every pytest run and the other steps: `N passed, N failed`. The exit status is 0 when nothing
-failed. Two steps run at a time: most have phases of one process (the last file of a build, collecting tests,
-installing packages), which leave cores to the other. What a step prints is shown when it ends; until then it
-is in build/reports.
+failed. Three steps run at a time: most have phases of one process (the last file of a build, collecting
+tests) or of none (downloads, servers that start), and two at a time left an eighth of two cores idle. What a
+step prints is shown when it ends; until then it is in build/reports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from test_steps import (
     fake_device,
 )
 
-AT_ONCE = 2
+AT_ONCE = 3
 
 
 @dataclasses.dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import lowbit
 import numpy as np
@@ -12,7 +13,7 @@ from google.protobuf.message import DecodeError
 from lowbit.conversion.check import check_converted
 from lowbit.proto.atomic import write_atomically
 from lowbit.proto.model_file import load_nodes
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from tests.converter.graphs import conv, converted, image, output
 from tests.dialects.graphs import CASES
@@ -156,3 +157,31 @@ def test_subgraphs_see_the_values_they_capture() -> None:
     assert "subgraph" in result.reason("If")
     (y,) = lowbit_session(result.result.model).run(None, result.built.feed())
     assert np.all(np.isfinite(y))
+
+
+def _file(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    """A Conv of constants, changed."""
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 2, 4, 4]) for n in "xy")
+    weights = numpy_helper.from_array(np.ones((2, 2, 1, 1), np.float32), "w")
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"], "conv")], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: setattr(m.opset_import[0], "version", 3), "uses opset 3; lowbit reads"),
+        (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 0), "'x' has no element type"),
+        (lambda m: setattr(m.graph.initializer[0], "data_type", 99), "'w' has the unknown type 99"),
+        (lambda m: setattr(m.graph.initializer[0], "data_type", 0), "initializer 'w' has no element type"),
+        (lambda m: m.graph.initializer[0].dims.__setitem__(0, -2), r"has the shape \[-2, 2, 1, 1\]"),
+        (lambda m: m.graph.initializer[0].dims.__setitem__(0, 3), "needs 24 bytes, the file has 16"),
+        (lambda m: m.graph.node[0].input.__setitem__(1, ""), r"\(conv\)'s input 1|'conv' lacks its input"),
+        (lambda m: m.graph.node[0].input.__setitem__(1, "v"), "reads 'v', which nothing computes|'v'"),
+    ],
+)
+def test_files_that_contradict_themselves(change: Callable[[onnx.ModelProto], object], why: str) -> None:
+    with pytest.raises(lowbit.ModelError, match=why):
+        lowbit.convert(_file(change))

@@ -280,3 +280,39 @@ def test_the_batch_of_a_slice_does_not_tell_an_open_dim() -> None:
         output(g, g.qdq(g.node("Sigmoid", [rows]), g.act(1 / 256, zero=0)), "a", "b")
 
     alone(build)
+
+
+FACTORS = np.linspace(0.5, 2, 5, dtype=np.float32).reshape(5, 1, 1)
+
+
+@pytest.mark.parametrize("asked", ["factor", "slope", "softmax", "clipped", "widened", "pair", "moved"])
+def test_questions_about_functions_of_codes(asked: str) -> None:
+    """Codes answer where a function keeps the shape, and nowhere else."""
+
+    def build(g: Graph) -> None:
+        y, yq = convolution(g, "n", 4, 6, 6)
+        codes = g.q(y, yq)
+        if asked == "clipped":
+            low, high = (g.const(np.asarray(bound, np.uint8)) for bound in (3, 200))
+            codes = g.node("Clip", [codes, low, high])
+        real = g.dq(codes, yq)
+        about = {
+            "factor": lambda: g.node("Mul", [y, g.floats(FACTORS)]),
+            "slope": lambda: g.node("PRelu", [y, g.floats(FACTORS)]),
+            "softmax": lambda: g.node("Softmax", [real], axis=1),
+            "clipped": lambda: y,
+            "widened": lambda: g.node("Mul", [y, g.floats(np.ones((2, 1, 5, 1, 1)))]),
+            "pair": lambda: g.node("Add", [y, g.node("Relu", [y])]),
+            "moved": lambda: g.node("Transpose", [y], perm=[0, 2, 3, 1]),
+        }[asked]()
+        output(g, real, "n", 5, 4, 4)
+        g.outputs.append(helper.make_tensor_value_info(g.node("Shape", [about]), TensorProto.INT64, None))
+
+    result = converted(build)
+    for seed, sizes in enumerate(result.built.sizes):
+        feeds = result.built.feed(seed, **sizes)
+        stock = stock_run(result.built.model, feeds, optimize=False)
+        for mine, theirs in zip(lowbit_session(result.result.model).run(None, feeds), stock, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    if asked in ("factor", "slope", "softmax", "clipped"):
+        assert not {"Mul", "PRelu", "Softmax", "Conv"} & {*result.ops}, result.ops

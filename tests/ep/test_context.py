@@ -20,7 +20,8 @@ DEVICES = ["cpu", "fake:0"]
 SHAPE = (2, 3, 7, 5)
 UINT8 = TensorProto.UINT8
 WEIGHTLESS = "ep.enable_weightless_ep_context_nodes"
-KEEPS_WEIGHTS = tuple(int(n) for n in ort.__version__.split(".")[:2]) >= (1, 26)
+VERSION = tuple(int(n) for n in ort.__version__.split(".")[:2])
+KEEPS_WEIGHTS = VERSION >= (1, 26)
 
 
 def compiled(
@@ -65,6 +66,11 @@ def test_round_trip(devices, tmp_path: Path, device: str, embed: bool, pieces: t
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], alone.run(None, {"x": x})[0])
 
 
+@pytest.mark.skipif(
+    VERSION < (1, 31),
+    reason="before 1.31 ONNX Runtime's ModelCompiler writes initializers of subgraphs twice and then refuses "
+    "the file; `lowbit compile` mends it",
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", ["If", "Loop"])
 def test_subgraphs_are_written_as_they_are(devices, tmp_path: Path, device: str, op: str) -> None:

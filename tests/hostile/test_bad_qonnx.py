@@ -205,6 +205,32 @@ def test_bad_thresholds(thresholds, pattern: str) -> None:
     _refuse(model, node, pattern)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "pattern"),
+    [
+        ("out_scale", np.inf, "gives inf"),
+        ("out_bias", np.nan, "nan"),
+        ("data_layout", "NHWDC", "layout NHWDC on a tensor of rank 4"),
+    ],
+)
+def test_bad_results_and_layouts_of_thresholds(attribute: str, value, pattern: str) -> None:
+    model = CASES["multithreshold_unsigned"].build(1).model
+    node = next(n for n in model.graph.node if n.op_type == "MultiThreshold")
+    kept = [a for a in node.attribute if a.name != attribute]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute(attribute, value)])
+    _refuse(model, node, pattern)
+
+
+def test_weights_that_are_not_numbers(model) -> None:
+    node = _weight_quant(model)
+    weights = next(tensor for tensor in model.graph.initializer if tensor.name == node.input[0])
+    array = numpy_helper.to_array(weights).copy()
+    array.flat[0] = np.nan
+    weights.CopyFrom(numpy_helper.from_array(array, weights.name))
+    _refuse(model, node, "not a number")
+
+
 def test_more_thresholds_than_codes() -> None:
     """They cannot be codes, but they can be counted in float."""
     built = CASES["multithreshold_unsigned"].build(1)

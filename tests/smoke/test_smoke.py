@@ -7,10 +7,12 @@ environment that has only the wheel.
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from tests.dialects.graphs import CASES
+from tests.ep.graphs import chain
 from tests.support import FLOAT_MATMULS, all_nodes, lowbit_session, require_native, session_options, stock_run
 
 require_native()
@@ -72,3 +74,27 @@ def test_the_execution_provider_runs_and_compiles(tmp_path) -> None:
         assert queued_seconds(session, binding, 2) > 0
         for ours, other in zip(binding.get_outputs(), expected, strict=True):
             np.testing.assert_array_equal(ours.numpy(), other)
+
+
+def test_a_compiled_model_opens_whose_subgraph_has_constants(tmp_path) -> None:
+    """Releases of ONNX Runtime before 1.31 write them twice, into a file that they refuse then."""
+    model, kind = chain("conv"), onnx.TensorProto
+    y = model.graph.output[0].name
+    ends = [onnx.helper.make_tensor_value_info(n, t, s) for n, t, s in (
+        ("i", kind.INT64, []), ("go", kind.BOOL, []), ("sum", kind.FLOAT, None),
+        ("on", kind.BOOL, []), ("more", kind.FLOAT, None))]  # fmt: skip
+    nodes = [onnx.helper.make_node("Mul", ["sum", "half"], ["more"]),
+             onnx.helper.make_node("Identity", ["go"], ["on"])]  # fmt: skip
+    half = onnx.numpy_helper.from_array(np.full(1, 0.5, np.float32), "half")
+    body = onnx.helper.make_graph(nodes, "body", ends[:3], ends[3:], [half])
+    model.graph.node.append(onnx.helper.make_node("Loop", ["times", "", y], ["z"], "loop", body=body))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(3), "times"))
+    model.graph.output[0].name = "z"
+    compiled = tmp_path / "compiled.onnx"
+    lowbit.compile(model, compiled, device="cpu-ep", shapes={"x": [1, 3, 5, 6]})
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 3, 5, 6)).astype(np.float32)}
+    for ours, other in zip(
+        lowbit.session(compiled, device="cpu-ep").run(None, feeds),
+        lowbit_session(model).run(None, feeds), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(ours, other)

@@ -354,6 +354,36 @@ def test_the_table_and_the_remarks(tmp_path):
     assert line == "lowbit: --metric cosine compares with a model; give --against MODEL"
 
 
+def of_one_node(op_type: str, kind: onnx.TypeProto | None = None, **attributes) -> onnx.ModelProto:
+    """x [N, 6] -> a node; its output is a float tensor unless another type is given."""
+    kind = kind or helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x"], ["y"], **attributes)], "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 6])],
+        [helper.make_value_info("y", kind)],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_outputs_that_cannot_be_told_apart_by_sample():
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    sequence = of_one_node("SequenceConstruct", helper.make_sequence_type_proto(tensor))
+    with pytest.raises(LowBitError, match="output 'y' is no tensor, which cannot be evaluated"):
+        lowbit.evaluate(sequence, {"x": SCORES}, labels=LABELS)
+    whole = of_one_node("ReduceMean", keepdims=0)
+    with pytest.raises(LowBitError, match=r"shape \[\] for a batch of 2, which cannot .* \(--batch 1\)"):
+        lowbit.evaluate(whole, {"x": SCORES}, against=whole, metric="sqnr", batch=2)
+    alone = lowbit.evaluate(whole, {"x": SCORES}, against=whole, metric="sqnr", batch=1)
+    assert alone["sqnr"].model.value == math.inf
+
+
+def test_a_class_for_the_background_is_told():
+    images = linear(np.eye(6, 1001))
+    (note,) = lowbit.evaluate(images, {"x": SCORES}, labels=LABELS).notes
+    assert "--label-offset 1" in note
+    assert not lowbit.evaluate(images, {"x": SCORES}, labels=LABELS, label_offset=1).notes
+
+
 def test_a_model_that_cannot_run_is_told(tmp_path):
     with pytest.raises(ModelError, match="no such file"):
         lowbit.evaluate(tmp_path / "gone.onnx", {"x": SCORES}, labels=LABELS)

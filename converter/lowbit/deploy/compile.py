@@ -24,7 +24,7 @@ from lowbit.errors import LowBitError, ModelError, OutputError, raise_if_out_of_
 from lowbit.library import require_onnxruntime
 from lowbit.proto.atomic import check_writable, temporary_folder, write_atomically
 from lowbit.proto.feeds import as_proto, random_feeds
-from lowbit.proto.model_file import load_proto, save_model
+from lowbit.proto.model_file import load_proto, nodes_of, save_model
 from lowbit.sessions.absent_gpu import AbsentGpu
 from lowbit.sessions.devices import canonical, has_own_memory, runs_as_it_is
 from lowbit.sessions.session import (
@@ -215,16 +215,39 @@ def _compile(
         raise ModelError(f"{name}: cannot be compiled for device '{device}': {one_line(error)}") from error
     if in_place is not None:
         in_place.check_some()
-    elif not external:
-        _move_into_initializers(written)
+    model = load_proto(written, external_data=False)
+    changed = _keep_one_of_each(model)
+    if in_place is None and not external:
+        _move_into_initializers(model)
+        changed = True
+    if changed:
+        save_model(model, written, "compiled")
 
 
-def _move_into_initializers(written: Path) -> None:
+def _keep_one_of_each(model: onnx.ModelProto) -> bool:
+    """Drops what ONNX Runtime before 1.31 refuses: of a subgraph it writes every initializer twice.
+
+    Returns:
+        Whether there was any.
+    """
+    found = False
+    for node in nodes_of(model):
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                once = {tensor.name: tensor for tensor in graph.initializer}
+                if len(once) < len(graph.initializer):
+                    found = True
+                    kept = [*once.values()]
+                    del graph.initializer[:]
+                    graph.initializer.extend(kept)
+    return found
+
+
+def _move_into_initializers(model: onnx.ModelProto) -> None:
     """Moves compiled regions from the nodes of a model's graph into initializers that those read.
 
     On the way to a session ONNX Runtime copies the attributes of a node five times, and an initializer once.
     """
-    model = load_proto(written, external_data=False)
     for node in model.graph.node:
         if node.op_type != "EPContext":
             continue
@@ -235,7 +258,6 @@ def _move_into_initializers(written: Path) -> None:
         )
         held.s = b""
         node.input.append(name)
-    save_model(model, written, "compiled")
 
 
 def _at_its_place(
