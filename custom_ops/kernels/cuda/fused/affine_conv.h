@@ -79,7 +79,7 @@ struct AffineConvParams : TileParams, SumsParams {
   const float* lines = nullptr;
   bool joins = false;                 // several parts, whose lines make the codes that are joined and read on
   int part_count = 1, part_step = 0;  // a power of 2, with which a search of the part begins
-  AffinePart parts[kMaxJoinedParts];
+  AffinePart parts[kMaxJoinedParts] = {};
   uint8_t* made = nullptr;  // where these are stored
   uint32_t made_flip = 0;
   float made_bias = 0;  // as of parts, of the codes that the channels' lines are of
@@ -89,7 +89,7 @@ struct AffineConvParams : TileParams, SumsParams {
 // Floats that are finished in another way are integers there.
 constexpr bool HasAffineInstance(Finish finish) {
   return finish == Finish::kThroughMemory || finish == Finish::kIntegers ||
-         finish == Finish::kFloatsFromZero || finish == Finish::kCappedTail || finish == Finish::kWordsTail ||
+         finish == Finish::kFloatsFromZero || finish == Finish::kTail || finish == Finish::kLackingTail ||
          finish == Finish::kFloats;
 }
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
