@@ -1,5 +1,5 @@
 // Gemm, MatMul and Conv in float32 on the CUDA cores, summed with fma. Rows are outputs (of the node or a group), columns
-// are rows of A or pixels. A thread multiplies 4, 8 or 16 outputs along either side, whose operands it reads from shared
+// are rows of A or pixels. A thread multiplies 4 or 8 outputs along either side, whose operands it reads from shared
 // memory 16 bytes at a time.
 #include <optional>
 
@@ -22,9 +22,8 @@ struct Tile {
   using Params = FloatParams;
   static constexpr int kRows = kTileRows, kColumns = kTileColumns, kOutputs = kRows * kColumns;
   static constexpr int kThreadRows = kRowsOfThread, kThreadColumns = kColumnsOfThread, kStages = kStagesOf;
-  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns),
-                       kRegisters = kThreadRows * kThreadColumns > 64 ? 256 : 128,
-                       kBlocks = 65536 / kRegisters / kBlock;
+  static constexpr int kBlock = kOutputs / (kThreadRows * kThreadColumns), kBlocks = 512 / kBlock,
+                       kRegisters = 128;
   static constexpr int kDepth = 16;
   using TapSource = ChannelsSource<Tile>;
   static constexpr int kFoursDown = kThreadRows / 4, kFoursAcross = kThreadColumns / 4;
@@ -95,9 +94,9 @@ struct Tile {
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
   };
 };
-using Tiles = std::tuple<Tile<128, 128, 8, 8, 3, 104>, Tile<64, 128, 8, 8, 4, 102>,
-                         Tile<64, 64, 8, 4, 4, 103>, Tile<64, 32, 8, 4, 4, 109>, Tile<64, 32, 4, 4, 4, 117>,
-                         Tile<128, 64, 16, 8, 3, 106>, Tile<128, 8, 4, 4, 6, 103>>;
+using Tiles =
+    std::tuple<Tile<128, 128, 8, 8, 3, 104>, Tile<64, 128, 8, 8, 4, 102>, Tile<64, 64, 8, 4, 4, 103>,
+               Tile<64, 32, 8, 4, 4, 109>, Tile<64, 32, 4, 4, 4, 117>, Tile<128, 8, 4, 4, 6, 103>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 
