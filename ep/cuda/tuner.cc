@@ -545,7 +545,8 @@ void Tuner::TuneTogether(RegionPlan& plan) {
         twos[step] = static_cast<const CudaTwoPlan&>(*with_next).Steps();
       }
       trials.push_back({key, {}, twos[steps[0]]->Candidates()});
-      tuned.push_back({std::move(steps), trials.back().together.size() + 1, 0, true});
+      const size_t estimated = twos[steps[0]]->Pay() ? 1 : 0;
+      tuned.push_back({std::move(steps), trials.back().together.size() + 1, 0, true, 0, estimated});
     }
     if (tuned.empty()) return;
     const std::lock_guard lock(shared_.measuring);

@@ -22,12 +22,8 @@ class Descent {
 
   void Try(TunedSteps& group, size_t choice) {
     ++group.tried;
-    std::vector<std::shared_ptr<const StepPlan>> plans;
-    for (const size_t step : group.steps) {
-      plans.push_back(plan_again_(group, step, choice));
-      // The memory is planned.
-      if (!group.together && plans.back()->WorkspaceBytes() > scratch_[step]) return;
-    }
+    Plans plans = PlansOf(group, choice);
+    if (plans.empty()) return;
     Exchange(group, plans);
     if (Improves()) {
       group.chosen = choice;
@@ -36,8 +32,41 @@ class Descent {
     }
   }
 
+  void TryEstimated(std::span<TunedSteps> groups) {
+    std::vector<Plans> plans(groups.size());
+    const auto exchange = [&] {
+      for (size_t i = 0; i < groups.size(); ++i)
+        if (!plans[i].empty()) Exchange(groups[i], plans[i]);
+    };
+    bool differs = false;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (groups[i].estimated != groups[i].chosen) plans[i] = PlansOf(groups[i], groups[i].estimated);
+      differs = differs || !plans[i].empty();
+    }
+    if (!differs) return;
+    exchange();
+    if (!Improves()) return exchange();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (plans[i].empty()) continue;
+      groups[i].chosen = groups[i].estimated;
+      ++groups[i].tried;
+    }
+  }
+
  private:
-  void Exchange(const TunedSteps& group, std::vector<std::shared_ptr<const StepPlan>>& plans) {
+  using Plans = std::vector<std::shared_ptr<const StepPlan>>;
+
+  // None where a step would need more memory than is planned.
+  Plans PlansOf(const TunedSteps& group, size_t choice) const {
+    Plans plans;
+    for (const size_t step : group.steps) {
+      plans.push_back(plan_again_(group, step, choice));
+      if (!group.together && plans.back()->WorkspaceBytes() > scratch_[step]) return {};
+    }
+    return plans;
+  }
+
+  void Exchange(const TunedSteps& group, Plans& plans) {
     for (size_t i = 0; i < plans.size(); ++i) {
       PlannedStep& step = trial_.steps[group.steps[i]];
       std::swap(group.together ? step.with_next : step.plan, plans[i]);
@@ -67,6 +96,7 @@ void TuneRegion(RegionPlan& plan, std::span<TunedSteps> groups, const PlanAgain&
   if (groups.empty()) return;
   const auto deadline = Clock::now() + patience;
   Descent descent(plan, plan_again, time);
+  if (Clock::now() < deadline) descent.TryEstimated(groups);
   for (int pass = 0; pass < kPasses; ++pass) {
     const double before = descent.Best();
     for (TunedSteps& group : groups) {

@@ -739,6 +739,35 @@ void TestTuning() {
   Expect(pairs[0].chosen == 2 && pairs[1].chosen == 0 && plan.steps[0].with_next != nullptr &&
              plan.steps[2].with_next == nullptr,
          "steps that are faster together go together");
+
+  // 0.2 % are too little for each, not for all; the last one is slower together.
+  const auto together_of = [](const TunedSteps&, size_t, size_t choice) {
+    return choice == 0 ? nullptr : std::make_shared<const ChoicePlan>(choice, size_t{0});
+  };
+  const auto time_of_all = [](const RegionPlan& trial) {
+    double sum = 1000;
+    for (size_t i = 0; i < 5; ++i) {
+      if (trial.steps[i].with_next != nullptr) sum += i == 4 ? 4 : -2;
+    }
+    return sum;
+  };
+  const auto many_of = [](size_t estimated) {
+    std::vector<TunedSteps> groups;
+    for (size_t i = 0; i < 5; ++i) groups.push_back({{i}, 2, 0, true, 0, estimated});
+    return groups;
+  };
+  plan = plan_of();
+  std::vector<TunedSteps> many = many_of(1);
+  TuneRegion(plan, many, together_of, time_of_all, std::chrono::seconds(60));
+  for (size_t i = 0; i < 5; ++i) {
+    Expect(many[i].chosen == (i < 4 ? 1 : 0) && (plan.steps[i].with_next != nullptr) == (i < 4) &&
+               many[i].tried > 0,
+           "what is estimated is tried for all at once");
+  }
+  plan = plan_of();
+  many = many_of(0);
+  TuneRegion(plan, many, together_of, time_of_all, std::chrono::seconds(60));
+  Expect(many[0].chosen == 0 && plan.steps[0].with_next == nullptr, "what is not estimated is tried alone");
 }
 
 void TestProgramMayDieBeforeItsPlans() {
