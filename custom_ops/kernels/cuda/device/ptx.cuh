@@ -228,11 +228,6 @@ __device__ __forceinline__ void PrefetchLine(const void* line) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
 }
 
-// The same, no nearer than the L2 cache.
-__device__ __forceinline__ void PrefetchFarLine(const void* line) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-}
-
 // Brings a map of the tensor memory accelerator (CUtensorMap), a parameter of the kernel, near before it is
 // used.
 template <typename Map>

@@ -40,8 +40,6 @@
 namespace lowbit::cuda {
 
 inline constexpr int kMostSlices = 16;
-// Of tensors of so many floats the L2 cache holds no other one for long.
-inline constexpr unsigned kManyOutputs = 1 << 21;
 
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;           // of a sum, and with zeros up to whole stages
@@ -50,11 +48,9 @@ struct SplitParams : ProductParams {
   bool more_slices = false;       // 3, 6 and 12, too, besides the powers of two
   bool in_cluster = false;        // the blocks of a tile's slices are a cluster
   FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
-  FastDivisor by_row_tiles;   // of a convolution's tiles, those of the same pixels being side by side
   int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
-  bool calls_residuals = false;  // into the L2 cache while products are made
-  bool taps_first = false;       // k runs over the channels of a stage at each tap, then over the next ones
+  bool taps_first = false;    // k runs over the channels of a stage at each tap, then over the next ones
   FastDivisor by_taps;
 };
 
@@ -282,16 +278,6 @@ __device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, 
   return out;
 }
 
-// Has the L2 cache fetch what is added to a tile, a thread for each line of it.
-template <typename Column, typename T>
-__device__ __forceinline__ void CallResiduals(const SplitParams& p, int group, int i0, int j0) {
-  constexpr int kLine = 32, kAcross = (T::kColumns + kLine - 1) / kLine;
-  for (int at = static_cast<int>(threadIdx.x); at < T::kRows * kAcross; at += T::kBlock) {
-    const int i = i0 + at / kAcross, j = j0 + at % kAcross * kLine;
-    if (i < p.rows && j < p.columns) PrefetchFarLine(p.residual + Column::Target(p, group, i, j));
-  }
-}
-
 // Their biases, those of kRows rows from i on: the first one's is that of the others, too, where they are of one row.
 template <int kRows>
 __device__ __forceinline__ Fours LoadBiases(const SplitParams& p, int group, int i) {
@@ -384,12 +370,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const int tid = static_cast<int>(threadIdx.x);
   const int group = static_cast<int>(blockIdx.z) / p.slices,
             slice = static_cast<int>(blockIdx.z) - group * p.slices;
-  unsigned row_tile = blockIdx.y, column_tile = blockIdx.x;
-  if constexpr (!kStoresColumns<Column>) {
-    const auto [quotient, remainder] = Divided(blockIdx.x, p.by_row_tiles);
-    column_tile = quotient, row_tile = remainder;
-  }
-  const int i0 = static_cast<int>(row_tile) * T::kRows, j0 = static_cast<int>(column_tile) * T::kColumns;
+  const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
   const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
   const int part = static_cast<int>(p.by_part.divisor);
@@ -418,9 +399,6 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   for (int s = 0; s < kStages - 1; ++s) {
     if (s < steps) source.Fetch(k0 + s * T::kDepth, s);
     CommitCopies();
-  }
-  if constexpr (!kStoresColumns<Column>) {
-    if (p.calls_residuals && slice == 0) CallResiduals<Column, T>(p, group, i0, j0);
   }
 
   int stage = 0;
@@ -755,14 +733,8 @@ inline bool IsNear(const ProductParams& p) {
 template <typename Source, typename Column, typename T>
 void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
   p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.slices));
-  dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
-            static_cast<unsigned>(p.groups) * p.slices);
-  // What a tile of an image reads is read for all outputs at about the same time, and so from memory once. (Gemms have no
-  // registers to spare for the places that come of it.)
-  if constexpr (!kStoresColumns<Column>) {
-    p.by_row_tiles = MakeDivisor(grid.y);
-    grid = dim3(grid.x * grid.y, 1, grid.z);
-  }
+  const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
+                  static_cast<unsigned>(p.groups) * p.slices);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
@@ -839,7 +811,6 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
       kStoresColumns<Column> ? static_cast<unsigned>(geometry.rows) : geometry.by_pixels.divisor;
   const auto launch = [=](const Run& run, Params p) {
     p.stores_fours = line % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
-    p.calls_residuals = p.limits.adds && p.count >= kManyOutputs;
     LaunchProduct<Tiles, Column>(run, p, tile, device);
   };
   return PlanSlices<Column>(text, geometry, device, shared_bytes, launch);

@@ -118,7 +118,6 @@ inline unsigned LoadWordOr(const void* global, bool load, unsigned other) {
   return load ? *static_cast<const unsigned*>(global) : other;
 }
 inline void PrefetchLine(const void*) {}
-inline void PrefetchFarLine(const void*) {}
 template <typename Map>
 void PrefetchMap(const Map&) {}
 
