@@ -635,12 +635,10 @@ inline double PartInClusters(int blocks, int at_once) {
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
   using Rates = ProductRates;
-  // Every block takes a KB more of the shared memory than it asks for, and has a few barriers.
-  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 228 << 10, kMoreShared = 1024 + 128;
+  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
   const double tiles =
       static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
-  const int at_once =
-      std::clamp(kShared / (SharedBytes<T>(slices > 1) + kMoreShared), 1, kThreadsAtOnce / T::kBlock);
+  const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
   const double part = p.more_slices ? PartInClusters(slices, at_once) : 1;
   const double blocks = std::ceil(tiles * slices / (multiprocessors * part));
   const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
