@@ -21,7 +21,7 @@ struct TunedSteps {
   size_t chosen = 0;   // the one in use
   // A choice is what PlannedStep::with_next of each step is to be: null where it and the next one are apart.
   bool together = false;
-  size_t tried = 0;  // how often another choice was tried: 0 where patience ended before
+  size_t tried = 0;      // how often another choice was tried: 0 where patience ended before
   size_t estimated = 0;  // by the cost model the fastest choice
 };
 
