@@ -133,8 +133,8 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
 #pragma unroll 1
     for (int i = bits.slots; i < slabs; ++i, to.Step(bits.slots)) {
       WaitBarrier(empty(to.stage), to.parity);
+      __syncwarp();  // lanes without a row have seen this phase, too, before the next one can end
       FetchSlab(of_patch, slab, to.stage);
-      __syncwarp();
       if (++slab == bits.slabs) {
         slab = 0;
         ++of_patch;

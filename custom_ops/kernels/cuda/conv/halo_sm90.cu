@@ -60,8 +60,8 @@ struct Halo : PatchTiles<kTileN, kSlab, kTileN * kRowBytes, kMaxSlots*(kMaxHaloR
     RingPlace to;
     for (int i = p.stages; i < patches; ++i, to.Step(p.stages)) {
       WaitBarrier(empty(to.stage), to.parity);
+      __syncwarp();  // lanes without a row have seen this phase, too, before the next one can end
       FetchRows(i, to.stage, own.lane, 32);
-      __syncwarp();
     }
   }
 
