@@ -48,10 +48,6 @@ int64_t FirstSum(const Reaches& reaches, int64_t first, int64_t last, int64_t gu
   return last;
 }
 
-}  // namespace
-
-namespace {
-
 bool AreBytes(const CodeRange& codes) { return codes.lo >= -128 && codes.hi <= (codes.lo < 0 ? 127 : 255); }
 
 }  // namespace

@@ -7,10 +7,10 @@
 // formula has the lowest and the highest code whatever the factor is, within half a code. (What is rounded is the byte
 // of a code, 128 more where codes are signed. Where residuals are added to the codes, it is the code less the zero
 // point, and 1.5 * 2^23 more: it is not rounded before it is rounded to a code, unless the product is by itself. Sums
-// that are ties, as those of scales of few digits often are, are none then, and alternate: no line has them.) f is the sum itself as the kernels
-// have it: its bits began as those of 1.5 * 2^23 and the bias, the shift included (SumForm::kFloat). Next to f * gain
-// the offset has few digits behind the point; the shift, a whole number, makes up for it: products of it fall
-// everywhere between two of them.
+// that are ties, as those of scales of few digits often are, are none then, and alternate: no line has them.) f is the
+// sum itself as the kernels have it: its bits began as those of 1.5 * 2^23 and the bias, the shift included
+// (SumForm::kFloat). Next to f * gain the offset has few digits behind the point; the shift, a whole number, makes up
+// for it: products of it fall everywhere between two of them.
 //
 // Some channels have no line of one rounding, as the roundings of the contract move a step by a sum. Rounded twice a
 // line is no straight line either, and with another factor another one: four channels share a factor, which is looked

@@ -144,7 +144,7 @@ __device__ __forceinline__ unsigned PackSigned(int q0, int q1, int q2, int q3) {
 }
 #endif
 
-// v * 2^-8 + offset, rounded once and clipped to 0..1; of NaN 0.
+// v * gain + offset, rounded once and clipped to 0..1; of NaN 0.
 __device__ __forceinline__ float SaturatedLine(float v, float gain, float offset) {
   float out;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(out) : "f"(v), "f"(gain), "f"(offset));
