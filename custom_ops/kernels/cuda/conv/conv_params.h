@@ -41,6 +41,7 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
+  kBytesOfParts,   // the same of sums that a cluster's blocks have parts of, to 256 codes and to nothing else
   kIntegers,
   kIntegersInTail,  // EpilogueParams::in_tail, or what stands for codes (table, values)
   kFloatsFromZero,  // kFloatFromZero to 256 codes
@@ -314,7 +315,15 @@ struct TileShares {
 inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / blocks, tiles % blocks}; }
 
 inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
-  return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
+  if (sums.in_registers) return FinishOf(e);
+  const bool has_more =
+      e.has_residual || e.table != nullptr || e.values != nullptr || e.border != nullptr || e.place_count > 0;
+  const bool makes_bytes = sums.requantizes_fours && e.rounding == Rounding::kBytes && !has_more;
+  return sums.splits > 1 && makes_bytes ? Finish::kBytesOfParts : Finish::kThroughMemory;
 }
+// Whether sums that are finished so go through shared memory.
+template <Finish kFinish>
+inline constexpr bool kLeavesRegisters =
+    kFinish == Finish::kThroughMemory || kFinish == Finish::kBytesOfParts;
 
 }  // namespace lowbit::cuda

@@ -338,7 +338,7 @@ __device__ __forceinline__ void BeginSums(const BlockState<kTileN>& state, int c
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
-  BeginWithBias(state, column, sums, kFinish != Finish::kThroughMemory ? ~0 : 0);
+  BeginWithBias(state, column, sums, kLeavesRegisters<kFinish> ? 0 : ~0);
 }
 
 // The `each` of FinishTile for such sums.
@@ -575,14 +575,15 @@ template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFi
 __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
-  if constexpr (kFinish != Finish::kThroughMemory) {
+  if constexpr (!kLeavesRegisters<kFinish>) {
     if (kFinish != Finish::kAny || p.in_registers) {
       FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(
           p, at, shared, state, static_cast<int>(threadIdx.x), 1, each, pixel_of);
       return;
     }
   }
-  if (p.splits > 1 && !cluster) {
+  constexpr bool kOfParts = kFinish == Finish::kBytesOfParts;
+  if (!kOfParts && p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
     const auto store = [&](int row, int column, const int4& sums) {
       const int pixel = pixel_of(row), count = pixel >= 0 ? p.n - at.n0 - column : 0;
@@ -602,16 +603,19 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
   // Sums go through shared memory. In a cluster every block finishes its share of the rows: the others send
   // it their sums of these rows, into an area of their own, since it may still be using its tiles. Integers:
   // the order of addition does not matter.
-  constexpr int kStride = kTileN + 8;
   const int rows = kTileM / p.splits, first_row = rows * at.split;
+  // Sums of 16 neighbouring channels lie together, row after row: what a warp sends at a time is a run of bytes.
+  const auto place = [&](int part, int row, int column) {
+    return part * rows * kTileN + (column / 16 * rows + row) * 16 + column % 16;
+  };
   int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
-  if (cluster) {
+  if (kOfParts || cluster) {
     ClusterWait();                       // every block has started
     const int shift = 31 - __clz(rows);  // a power of 2
-    const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
+    const uint32_t area = SharedAddress(sums);
     const auto send = [&](int row, int column, const int4& v) {
       const int owner = row >> shift;
-      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), v,
+      StoreToCluster(ClusterAddress(area + place(at.split, row - owner * rows, column) * 4, owner), v,
                      ClusterAddress(SharedAddress(&state.exchange), owner));
     };
     each([&](int row, int column, const int4& top, const int4& bottom) {
@@ -621,28 +625,29 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     WaitBarrier(SharedAddress(&state.exchange), 0);
   } else {
     each([&](int row, int column, const int4& top, const int4& bottom) {
-      *reinterpret_cast<int4*>(sums + row * kStride + column) = top;
-      *reinterpret_cast<int4*>(sums + (row + 8) * kStride + column) = bottom;
+      *reinterpret_cast<int4*>(sums + place(0, row, column)) = top;
+      *reinterpret_cast<int4*>(sums + place(0, row + 8, column)) = bottom;
     });
     SyncThreads<kThreads>();
   }
 
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
-  if (p.requantizes_fours) {
-    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual && e.table == nullptr;
+  if (kOfParts || p.requantizes_fours) {
+    const bool of_bytes =
+        kOfParts || (e.rounding == Rounding::kBytes && !e.has_residual && e.table == nullptr);
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
       const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
       unsigned residual = 0;
-      if (e.has_residual) {
+      if (!kOfParts && e.has_residual) {
         residual = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index);
       }
       int4 total = *reinterpret_cast<const int4*>(state.bias + column);
 #pragma unroll 4
       for (int i = 0; i < p.splits; ++i) {
-        const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
+        const int4 v = *reinterpret_cast<const int4*>(sums + place(i, row, column));
         total = Plus(total, v);
       }
       const FourChannels channels = state.Four(column);
@@ -655,8 +660,9 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       } else {
         WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, channels, codes); });
       }
-      StoreInPlaces(e, m, channel0 + column, codes[0]);
-      if (p.y != nullptr) *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
+      if (!kOfParts) StoreInPlaces(e, m, channel0 + column, codes[0]);
+      if (kOfParts || p.y != nullptr)
+        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }
     return;
   }
@@ -689,7 +695,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       if (m < 0) continue;
       int4 total = *reinterpret_cast<const int4*>(state.bias + column);
       for (int i = 0; i < p.splits; ++i) {
-        total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
+        total = Plus(total, *reinterpret_cast<const int4*>(sums + place(i, row, column)));
       }
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
       FinishFloats<4>(e, {added.x, added.y, added.z, added.w}, p.y, m, channel0 + column,
@@ -701,7 +707,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     const int row = u / kTileN, column = u % kTileN, m = pixel_of(first_row + row);
     if (m < 0 || at.n0 + column >= p.n) continue;
     int total = 0;
-    for (int i = 0; i < p.splits; ++i) total += sums[(i * rows + row) * kStride + column];
+    for (int i = 0; i < p.splits; ++i) total += sums[place(i, row, column)];
     const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
     FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
               x_sum);

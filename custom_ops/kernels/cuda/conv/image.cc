@@ -58,7 +58,7 @@ std::string Refuse(const ConvProblem& problem, const Device&) {
 }
 
 int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
-  const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : (config.tile_n + 8) * 4);
+  const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : config.tile_n * 4);
   return PatchOffset(problem.geometry) + std::max(PatchBytes(problem.geometry), finish);
 }
 

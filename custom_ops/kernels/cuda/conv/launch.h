@@ -28,6 +28,7 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   };
   if constexpr (kMayLeave) {
     if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
+    if (finish == Finish::kBytesOfParts) return of_any_input.template operator()<Finish::kBytesOfParts>();
   }
   if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
   if (finish == Finish::kIntegersInTail) return of_any_input.template operator()<Finish::kIntegersInTail>();

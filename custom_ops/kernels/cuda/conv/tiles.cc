@@ -35,7 +35,7 @@ int TileBytes(const ConvConfig& config) { return (config.tile_m + config.tile_n)
 // As FinishTile has it.
 int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
   const int alignment = IsWgmma(config) ? 1024 : 0;
-  const int sums = config.tile_m * (config.tile_n + 8) * 4, tiles = TileBytes(config);
+  const int sums = config.tile_m * config.tile_n * 4, tiles = TileBytes(config);
   if (config.splits > 1) return alignment + tiles + (config.split == Split::kCluster ? sums : 0);
   const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
   // Residuals arrive where codes are staged, while tiles are in use.

@@ -32,7 +32,7 @@ int64_t SlabBytes(const ConvProblem& problem, const ConvConfig& config) {
 }
 
 int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
-  const int row = config.splits > 1 ? (config.tile_n + 8) * 4 : config.tile_n + 16;
+  const int row = config.splits > 1 ? config.tile_n * 4 : config.tile_n + 16;
   const int64_t bytes =
       1024 + config.stages * config.tile_n * kTileK + SlabBytes(problem, config) + config.tile_m * row;
   return static_cast<int>(std::min(bytes, kMaxBytes));

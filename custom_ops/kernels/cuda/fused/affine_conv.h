@@ -88,7 +88,7 @@ struct AffineConvParams : TileParams, SumsParams {
 };
 // Floats that are finished in another way are integers there.
 constexpr bool HasAffineInstance(Finish finish) {
-  return finish == Finish::kThroughMemory || finish == Finish::kIntegers ||
+  return finish == Finish::kThroughMemory || finish == Finish::kBytesOfParts || finish == Finish::kIntegers ||
          finish == Finish::kFloatsFromZero || finish == Finish::kTail || finish == Finish::kLackingTail ||
          finish == Finish::kFloats;
 }
