@@ -495,11 +495,12 @@ FAMILIES = {
     ),
     "affined": Family(
         "affined: codes are normalized on their way into the product",
-        "A thread's chunk of 16 codes goes from memory through the lines of its channels into shared "
-        "memory, where wgmma reads it; weights and lines are there before. Behind a Concat a chunk comes "
-        "from one of its tensors, and what its line makes of it is stored once. "
-        "`affined_64x32_stages2_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of the input "
-        "in each of four blocks of a cluster, which add up their sums.",
+        "All codes of a block are fetched into shared memory at once; weights and lines are there before. A "
+        "thread puts what the lines make of its chunks of 16 codes in their place, where wgmma reads them. "
+        "Behind a Concat a chunk comes from one of its tensors, and what its line makes of it is stored once. "
+        "`affined_64x32_stages2_producers_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of "
+        "the input in each of four blocks of a cluster, which add up their sums; a second warpgroup rounds "
+        "half of the codes.",
         "shared memory of a block",
         [
             *(
@@ -516,7 +517,7 @@ FAMILIES = {
         ],
         [
             Lane("a thread fetches", row("weights", ["weights 0", "weights 1"], length=1.4)),
-            Lane("threads fetch", [Bar(2.8, 1.3, "pixels", "codes 0"), Bar(4.1, 1.3, "pixels", "codes 1")]),
+            Lane("threads fetch", row("pixels", ["codes 0", "codes 1"], start=2.8, length=1.3)),
             Lane(
                 "threads round",
                 [Bar(4.1, 1.8, "codes", "round 0"), Bar(5.9, 1.8, "codes", "round 1")],

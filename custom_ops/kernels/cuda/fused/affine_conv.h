@@ -74,6 +74,7 @@ struct AffinePart {
   int first = 0, channels = 0;  // of all parts' channels
   uint32_t flip = 0;
   float bias = 0, gain = 1, offset = 0;
+  bool is_copied = false;  // its line makes of every code the same one
 };
 struct AffineConvParams : TileParams, SumsParams {
   const float* lines = nullptr;
