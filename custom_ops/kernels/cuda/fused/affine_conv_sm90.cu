@@ -87,8 +87,8 @@ struct Affined {
     return part;
   }
 
-  // All codes of the thread, into the places in which they are rounded; the first tile's into registers, which is sooner.
-  // Rows past the last pixel repeat it: they are never stored.
+  // All codes of the thread, into the places in which they are rounded; the first tile's into registers, which is
+  // sooner. Rows past the last pixel repeat it: they are never stored.
   __device__ __forceinline__ void FetchCodes() {
     if constexpr (kJoins) {
 #pragma unroll 1
