@@ -41,6 +41,13 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
+  // The same by the blocks of a cluster, which add up their sums, to codes that are stored as they are: multiplied, to 256
+  // of them from the zero point on; to any number; of a tail that is on lines. A kernel for one of them has a sixth of the
+  // instructions of kThroughMemory: with them 48 convolutions of a ResNet-50, 12 of them in clusters, take 4 to 5 % less
+  // on an H100 at batch 1.
+  kBytesOfCluster,
+  kWordsOfCluster,
+  kTailOfCluster,
   kIntegers,
   kIntegersInTail,  // EpilogueParams::in_tail, or what stands for codes (table, values)
   kFloatsFromZero,  // kFloatFromZero to 256 codes
@@ -71,6 +78,12 @@ enum class Finish : int {
   kIntegersOfTail,
   kCappedIntegersOfTail
 };
+
+template <Finish kFinish>
+inline constexpr bool kIsOfCluster = kFinish == Finish::kBytesOfCluster ||
+                                     kFinish == Finish::kWordsOfCluster || kFinish == Finish::kTailOfCluster;
+template <Finish kFinish>
+inline constexpr bool kLeavesRegisters = kFinish == Finish::kThroughMemory || kIsOfCluster<kFinish>;
 
 // Where codes of some channels are stored besides: in pixels of another tensor (StoreInPlaces). Or the codes that the
 // node's float results become.
@@ -315,6 +328,20 @@ inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / bl
 
 inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
   return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
+}
+
+// Of kernels that have instances for what clusters add up.
+inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums, bool is_cluster) {
+  const Finish finish = FinishOf(e, sums);
+  const bool stores_codes_alone = e.table == nullptr && e.values == nullptr && e.border == nullptr &&
+                                  e.place_count == 0 && e.plane_count == 0;
+  if (finish != Finish::kThroughMemory || !is_cluster || !sums.requantizes_fours || e.has_residual ||
+      e.in_tail || !stores_codes_alone) {
+    return finish;
+  }
+  if (e.on_lines) return Finish::kTailOfCluster;
+  if (e.rounding == Rounding::kAny) return finish;
+  return e.rounding == Rounding::kBytes ? Finish::kBytesOfCluster : Finish::kWordsOfCluster;
 }
 
 }  // namespace lowbit::cuda

@@ -338,7 +338,7 @@ __device__ __forceinline__ void BeginSums(const BlockState<kTileN>& state, int c
                                           int (&sums)[kTileN / 2]) {
   WaitForCopies<0>();
   SyncThreads<kThreads>();
-  BeginWithBias(state, column, sums, kFinish != Finish::kThroughMemory ? ~0 : 0);
+  BeginWithBias(state, column, sums, kLeavesRegisters<kFinish> ? 0 : ~0);
 }
 
 // The `each` of FinishTile for such sums.
@@ -563,6 +563,74 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
   });
 }
 
+// Sends the sums of parts of K to the blocks of the cluster that finish them, each a share of the rows, and waits for those
+// of this block's share: what each block has sent lies behind what the one before has. Integers: the order of addition does
+// not matter. The area is none of the tiles, which other blocks may still be using.
+template <int kTileM, int kTileN, typename Params, typename Each>
+__device__ __forceinline__ void ExchangeSums(const Params& p, const TilePosition& at, int* sums,
+                                             BlockState<kTileN>& state, const Each& each) {
+  constexpr int kStride = kTileN + 8;
+  const int rows = kTileM / p.splits, shift = 31 - __clz(rows);  // a power of 2
+  ClusterWait();                                                 // every block has started
+  const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
+  const auto send = [&](int row, int column, const int4& v) {
+    const int owner = row >> shift;
+    StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), v,
+                   ClusterAddress(SharedAddress(&state.exchange), owner));
+  };
+  each([&](int row, int column, const int4& top, const int4& bottom) {
+    send(row, column, top);
+    send(row + 8, column, bottom);
+  });
+  WaitBarrier(SharedAddress(&state.exchange), 0);
+}
+
+// What all blocks of a cluster have summed of four channels, the bias included.
+template <int kTileN>
+__device__ __forceinline__ int4 AddedUp(const BlockState<kTileN>& state, const int* sums, int splits,
+                                        int rows, int row, int column) {
+  constexpr int kStride = kTileN + 8;
+  int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+#pragma unroll 4
+  for (int i = 0; i < splits; ++i)
+    total = Plus(total, *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column));
+  return total;
+}
+
+// Four codes of sums that a cluster has added up.
+template <Finish kFinish>
+__device__ __forceinline__ unsigned FourOfCluster(const EpilogueParams& e, const int4& sums,
+                                                  const FourChannels& channels) {
+  static_assert(kIsOfCluster<kFinish>);
+  constexpr First kFirst = kFinish == Finish::kTailOfCluster ? First::kTail : First::kMultiplies;
+  constexpr Rounding kRounding = kFinish == Finish::kBytesOfCluster   ? Rounding::kBytes
+                                 : kFinish == Finish::kWordsOfCluster ? Rounding::kWords
+                                                                      : Rounding::kClipped;
+  const int4 all[] = {sums};
+  float4 first[1];
+  FirstCodes<kFirst, kFirst == First::kTail, kRounding == Rounding::kWords>(e, all, channels, first);
+  return RoundFour<kRounding>(e, first[0]);
+}
+
+// Finishes a tile of which blocks of a cluster have summed parts of K, each a share of the rows.
+template <int kTileM, int kTileN, int kThreads, Finish kFinish, typename Params, typename Each,
+          typename PixelOf>
+__device__ __forceinline__ void FinishInCluster(const Params& p, const TilePosition& at, uint8_t* shared,
+                                                BlockState<kTileN>& state, const Each& each,
+                                                const PixelOf& pixel_of) {
+  const EpilogueParams& e = p.epilogue;
+  const int rows = kTileM / p.splits, first_row = rows * at.split, channel0 = at.group * p.n + at.n0;
+  int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
+  ExchangeSums<kTileM>(p, at, sums, state, each);
+  for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+    const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+    if (m < 0 || at.n0 + column >= p.n) continue;
+    const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+    *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
+        FourOfCluster<kFinish>(e, AddedUp(state, sums, p.splits, rows, row, column), state.Four(column));
+  }
+}
+
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
 // thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
 // neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
@@ -575,7 +643,10 @@ template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFi
 __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
-  if constexpr (kFinish != Finish::kThroughMemory) {
+  if constexpr (kIsOfCluster<kFinish>) {
+    return FinishInCluster<kTileM, kTileN, kThreads, kFinish>(p, at, shared, state, each, pixel_of);
+  }
+  if constexpr (!kLeavesRegisters<kFinish>) {
     if (kFinish != Finish::kAny || p.in_registers) {
       FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(
           p, at, shared, state, static_cast<int>(threadIdx.x), 1, each, pixel_of);
@@ -599,26 +670,12 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     return;
   }
 
-  // Sums go through shared memory. In a cluster every block finishes its share of the rows: the others send
-  // it their sums of these rows, into an area of their own, since it may still be using its tiles. Integers:
-  // the order of addition does not matter.
+  // Sums go through shared memory. In a cluster every block finishes its share of the rows.
   constexpr int kStride = kTileN + 8;
   const int rows = kTileM / p.splits, first_row = rows * at.split;
   int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
   if (cluster) {
-    ClusterWait();                       // every block has started
-    const int shift = 31 - __clz(rows);  // a power of 2
-    const uint32_t area = SharedAddress(sums) + at.split * rows * kStride * 4;
-    const auto send = [&](int row, int column, const int4& v) {
-      const int owner = row >> shift;
-      StoreToCluster(ClusterAddress(area + ((row - owner * rows) * kStride + column) * 4, owner), v,
-                     ClusterAddress(SharedAddress(&state.exchange), owner));
-    };
-    each([&](int row, int column, const int4& top, const int4& bottom) {
-      send(row, column, top);
-      send(row + 8, column, bottom);
-    });
-    WaitBarrier(SharedAddress(&state.exchange), 0);
+    ExchangeSums<kTileM>(p, at, sums, state, each);
   } else {
     each([&](int row, int column, const int4& top, const int4& bottom) {
       *reinterpret_cast<int4*>(sums + row * kStride + column) = top;
@@ -639,14 +696,8 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       if (e.has_residual) {
         residual = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index);
       }
-      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
-#pragma unroll 4
-      for (int i = 0; i < p.splits; ++i) {
-        const int4 v = *reinterpret_cast<const int4*>(sums + (i * rows + row) * kStride + column);
-        total = Plus(total, v);
-      }
       const FourChannels channels = state.Four(column);
-      const int4 sums_of_row[] = {total};
+      const int4 sums_of_row[] = {AddedUp(state, sums, p.splits, rows, row, column)};
       unsigned codes[] = {residual};
       if (of_bytes) {  // most of them
         float4 first[1];
