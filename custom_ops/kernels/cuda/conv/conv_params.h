@@ -22,8 +22,9 @@ enum class Rounding : int { kAny, kBytes, kWords, kCapped, kClipped };
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
 // the lowest of 256 codes or not; any others, by a division. kInTail: before anything is rounded to a code,
-// as the last step of a tail (EpilogueParams::in_tail).
-enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine, kInTail };
+// as the last step of a tail (EpilogueParams::in_tail). kOfValues: the same to the number that a table has for a code, or
+// times it.
+enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine, kInTail, kOfValues };
 
 // A function of a tail (core/activation.h).
 enum class TailFunction : int { kNone, kSilu, kHardSwish };
@@ -72,7 +73,7 @@ enum class Finish : int {
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
-  kFloatsOfValues,  // residuals are added to what a table has for the codes (EpilogueParams::values)
+  kFloatsOfValues,  // residuals meet what a table has for the codes (EpilogueParams::values)
   // Of kernels that are not made for one finish: sums on lines, whatever the input's sign, to any codes; to
   // capped ones alone.
   kIntegersOfTail,
@@ -166,9 +167,10 @@ struct EpilogueParams {
   const int32_t* border = nullptr;
   int border_pitch = 0;
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
-  // [256], the number for the byte of a code to which residuals are added, as Addition::kInTail has it. Null where
-  // they are added to the node's own codes, or by its tail.
+  // [256], the number for the byte of a code to which residuals are added, or with which they are multiplied, as
+  // Addition::kOfValues has it. Null where they are added to the node's own codes, or by its tail.
   const float* values = nullptr;
+  bool multiplies = false;
   PlaceParams places[kMostPlaces];
   int place_count = 0;
   // To float results the numbers of another tensor are added, the sums cut off at these limits.

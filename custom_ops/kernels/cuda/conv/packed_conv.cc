@@ -167,10 +167,14 @@ std::optional<TailSteps> StepsOf(const Epilogue& e) {
 bool FitsTableSum(const ResidualSum& sum) {
   constexpr double kMost = 0x1p120;
   const double of_residuals = 512.0 * static_cast<double>(sum.residuals.scale);
+  const auto most_with = [&](float value) {
+    const double of_value = std::fabs(static_cast<double>(value));
+    return sum.multiplies ? of_value * of_residuals : of_value + of_residuals;
+  };
   return sum.values.size() == 256 && IsNormal(sum.residuals.scale) && IsNormal(sum.y.scale) &&
          std::all_of(sum.values.begin(), sum.values.end(),
                      [&](float value) {
-                       const double most = std::fabs(static_cast<double>(value)) + of_residuals;
+                       const double most = most_with(value);
                        return most < kMost && most < static_cast<double>(sum.y.scale) * 0x1p60;
                      }) &&
          InvertTailScale(AsEpilogue(sum)).has_value();
@@ -518,6 +522,7 @@ void PackedConv::AddTableSum(const ResidualSum& sum, ConstantBuilder& builder) {
   EpilogueParams& p = epilogue_;
   const Inverse inverse = InvertTailScale(AsEpilogue(sum)).value();
   p.has_residual = true;
+  p.multiplies = sum.multiplies;
   p.residual_signed = sum.residuals.is_signed;
   p.residual_scale = sum.residuals.scale;
   p.residual_zero_point = sum.residuals.zero_point;
