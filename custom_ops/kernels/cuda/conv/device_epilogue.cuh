@@ -260,7 +260,7 @@ __device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
 }
 
 // What lines would have of four channels that have none, as their tail has it, step by step, for a float bias:
-// Markstein's division. Codes are smaller than 2^15 in size before they are clipped.
+// Markstein's division. Codes of any size are clipped as floats.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
                                          const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {

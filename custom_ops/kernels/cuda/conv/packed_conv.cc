@@ -628,8 +628,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     if (is_float && std::abs(sum) > kMost) return false;
     if (has_line(c)) return true;
     if ((e.has_residual && !in_tail) || epilogue_.rounding != Rounding::kWords) return true;
-    // Of a tail that is computed step by step floats are clipped; its two products must be finite.
-    return std::fabs(unrounded(c, sum)) < (in_tail ? 0x1p60f : 0x1p15f - 512);
+    // Of a tail that is computed step by step, or for channels without a line, floats are clipped; products must be finite.
+    return std::fabs(unrounded(c, sum)) < (in_tail || on_lines ? 0x1p60f : 0x1p15f - 512);
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     const auto [least, most] = channels.sums[c];

@@ -531,12 +531,13 @@ class Generator : public cuda::Draws {
   }
 
   // Gives some channels of a float tail steps that come near a tie each, so that roundings decide and no line has them.
+  // Some beside them have sums of far more steps than there are codes.
   void LoseLines(Epilogue& e) {
     if (e.kind != EpilogueKind::kTail) return;
     const float scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
     for (size_t c = 0; c < e.acc_scale.size(); ++c) {
       if (c > 0 && Coin()) continue;
-      e.acc_scale[c] = scale * 0x1p-7f;
+      e.acc_scale[c] = scale * (c > 0 && Coin(0.3) ? 16.0f : 0x1p-7f);
       if (c < e.tail_bias.size()) e.tail_bias[c] = scale * 0x1p-7f * static_cast<float>(Int(-64, 64));
     }
   }
