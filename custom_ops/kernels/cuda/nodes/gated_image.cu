@@ -144,7 +144,10 @@ NodePlanPtr PlanGated(const std::shared_ptr<const PackedConv>& conv, const ConvS
     return nullptr;
   }
   const int64_t count = CountOf(dims);
-  if (count == 0) return nullptr;
+  // Of a large image bytes are what counts, and a part of the channels of a block would be none (H100: 9.6 us for 8.3 in two
+  // launches, 16 images of 56x56 and 144 channels; 5.9 for 6.7 of 96).
+  constexpr int64_t kLarge = int64_t{1} << 22;
+  if (count == 0 || (count > kLarge && problem.n % kGates != 0)) return nullptr;
   GatedParams shared;
   const ConvParams product = conv->Params(shape, config, false);
   shared.weights = product.weights;
