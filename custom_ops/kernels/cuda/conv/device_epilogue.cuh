@@ -209,9 +209,9 @@ __device__ __forceinline__ float SumOfValue(const EpilogueParams& e, float v, un
   return TailCode(e, e.multiplies ? __fmul_rn(v, r) : __fadd_rn(v, r));
 }
 
-// Four inner codes as Unit takes them (of kInTail what the tail has, of kOfValues what a table has) and four residuals to four codes.
-// Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero point
-// being the lowest one. kAny: as the addition has it. kAreClipped: the inner codes are.
+// Four inner codes as Unit takes them (of kInTail what the tail has, of kOfValues what a table has) and four residuals
+// to four codes. Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero
+// point being the lowest one. kAny: as the addition has it. kAreClipped: the inner codes are.
 template <Addition kAddition, Rounding kRounding, bool kAreClipped = false>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
