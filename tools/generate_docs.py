@@ -212,9 +212,9 @@ def fusion_table() -> str:
     found = re.findall(r'\{"([^"]+)",\s*"([^"]+)",\s*(k\w+)', rows)
     parts = {
         f"k{name}": f"LowBit{name}"
-        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Mul", "Lookup", "Affine", "Dequantize")
+        for name in ("Quantize", "Conv", "Gemm", "MaxPool", "Add", "Lookup", "Affine", "Dequantize")
     }
-    parts["kGlobalPool"] = "LowBitGlobalAveragePool"
+    parts["kBinary"] = "LowBitAdd` or `LowBitMul"
 
     def nodes(pattern: str) -> str:
         text = re.search(rf"PatternNode {pattern}\[\] = (.*?);", source, re.DOTALL)

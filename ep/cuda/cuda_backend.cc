@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "core/node_reader.h"
@@ -217,6 +218,12 @@ class CudaBackend final : public Backend {
       if (device_->Memory().ReleaseReserve() == 0) throw;
       return create();
     }
+  }
+
+  // More of them wait for memory and for the driver.
+  size_t Creators() const override {
+    constexpr unsigned kMost = 8;
+    return std::clamp(std::thread::hardware_concurrency(), 1u, kMost);
   }
 
   // What the fast kernels read and write at once.

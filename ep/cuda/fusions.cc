@@ -26,6 +26,8 @@ bool Is(Part part, std::string_view op) {
       return op == "LowBitMaxPool";
     case Part::kAdd:
       return op == "LowBitAdd";
+    case Part::kBinary:
+      return op == "LowBitAdd" || op == "LowBitMul";
     case Part::kLookup:
       return op == "LowBitLookup" || op == "LowBitRequantize";
     case Part::kAffine:
@@ -92,7 +94,7 @@ std::unique_ptr<cuda::PackedNode> PackAddedPair(Specs specs, const cuda::Device&
   return cuda::PackResidualPair(first, *second, device, tuner.ChoosersFor(first.conv, second->conv), packed);
 }
 
-// ---- convolution + addition
+// ---- convolution + addition or multiplication
 
 // To the tuner.
 constexpr const char* kMappedSumKey = "mapped sum";
@@ -135,7 +137,7 @@ std::unique_ptr<cuda::PackedNode> PackMapped(Specs specs, const cuda::Device& de
                                 tuner.ChooserFor(product.conv, kMappedKey), packed);
 }
 
-// ---- convolution + table + addition
+// ---- convolution + table + addition or multiplication
 
 template <bool kTableFirst>
 bool FitsMappedSum(Specs specs, const cuda::Device&) {
@@ -211,16 +213,17 @@ std::unique_ptr<cuda::PackedNode> PackDequantized(Specs specs, const cuda::Devic
 
 constexpr PatternNode kResidualPair[] = {{Part::kConv}, {Part::kConv, Reads::kResidual}};
 constexpr PatternNode kAffine[] = {{Part::kAffine}, {Part::kConv}};
-constexpr PatternNode kAdded[] = {{Part::kConv}, {Part::kAdd}};
-constexpr PatternNode kAddedSecond[] = {{Part::kConv}, {Part::kAdd, Reads::kResidual}};
+constexpr PatternNode kAdded[] = {{Part::kConv}, {Part::kBinary}};
+constexpr PatternNode kAddedSecond[] = {{Part::kConv}, {Part::kBinary, Reads::kResidual}};
 constexpr PatternNode kAddedPair[] = {{Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd}};
 constexpr PatternNode kAddedPairSecond[] = {
     {Part::kConv}, {Part::kConv, Reads::kNothing}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantized[] = {{Part::kQuantize}, {Part::kConv}};
 constexpr PatternNode kMapped[] = {{Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kMappedGemm[] = {{Part::kGemm}, {Part::kLookup}};
-constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd}};
-constexpr PatternNode kMappedSumSecond[] = {{Part::kConv}, {Part::kLookup}, {Part::kAdd, Reads::kResidual}};
+constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kBinary}};
+constexpr PatternNode kMappedSumSecond[] = {
+    {Part::kConv}, {Part::kLookup}, {Part::kBinary, Reads::kResidual}};
 constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
@@ -231,7 +234,8 @@ constexpr Fusion kFusions[] = {
      FitsResidualPair, PackResidualPair},
     {"affine_conv", "a normalization that no weights take in, and the convolution that alone reads it",
      kAffine, FitsAffine, PackAffine},
-    {"added", "a convolution and the addition of its codes", kAdded, FitsAdded<true>, PackAdded<true>},
+    {"added", "a convolution and the addition of its codes, or their product", kAdded, FitsAdded<true>,
+     PackAdded<true>},
     {"added_second", "the same, its codes the second operand", kAddedSecond, FitsAdded<false>,
      PackAdded<false>},
     {"added_pair", "two convolutions and the addition of their codes", kAddedPair, FitsAddedPair<true>,
@@ -241,8 +245,8 @@ constexpr Fusion kFusions[] = {
     {"mapped", "a convolution and the table of its codes, as an activation is", kMapped, FitsMapped,
      PackMapped},
     {"mapped_product", "a matrix product and the table of its codes", kMappedGemm, FitsMapped, PackMapped},
-    {"mapped_sum", "a convolution, the table of its codes and the addition of what that has", kMappedSum,
-     FitsMappedSum<true>, PackMappedSum<true>},
+    {"mapped_sum", "a convolution, the table of its codes and the addition of what that has, or its product",
+     kMappedSum, FitsMappedSum<true>, PackMappedSum<true>},
     {"mapped_sum_second", "the same, the table's codes the second operand", kMappedSumSecond,
      FitsMappedSum<false>, PackMappedSum<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},

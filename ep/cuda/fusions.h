@@ -15,7 +15,7 @@
 namespace lowbit::ep {
 
 // What a node of a pattern is. kLookup: what is one table (ep/region/moves.h), decoded as such.
-enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kLookup, kAffine, kDequantize };
+enum class Part : uint8_t { kQuantize, kConv, kGemm, kMaxPool, kAdd, kBinary, kLookup, kAffine, kDequantize };
 
 // How it reads what the one before it makes: first, or as its residuals, which it is fed behind its input; or
 // not, then a later one reads both.

@@ -100,6 +100,8 @@ class Backend {
   // replaces may then be without data. Throws Error, without the node's name.
   virtual std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                            std::span<const uint8_t> packed) = 0;
+  // How many threads may be in CreateStep at once, and are worth it.
+  virtual size_t Creators() const { return 1; }
   // Whether the steps of matrix products look at the codes of an x that is not known to have the stated bits
   // (Node::x_has_stated_bits). Where they do not, a table stands before them.
   virtual bool LooksAtCodes() const { return false; }

@@ -1,7 +1,10 @@
 #include "ep/region/program.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <exception>
+#include <thread>
 #include <utility>
 
 #include "core/plan_output.h"
@@ -126,7 +129,8 @@ class Compiler {
     Require(packed_.empty() || packed_.size() == steps, "the region has ", steps,
             " steps, the compiled model holds packed bytes for ", packed_.size(),
             "; compile it again, with the options of this session");
-    for (LoweredOp& op : ops) AddOp(op);
+    CreateSteps(ops);
+    for (size_t i = 0; i < ops.size(); ++i) AddOp(ops[i], created_[i]);
     for (const ValueId id : graph_.outputs) {
       const Value& value = graph_.values[static_cast<size_t>(id)];
       Upload(id);
@@ -137,7 +141,45 @@ class Compiler {
   }
 
  private:
-  void AddOp(LoweredOp& op) {
+  // A step, or why there is none.
+  struct Created {
+    std::unique_ptr<Step> step;
+    std::exception_ptr error;
+  };
+
+  // Packing weights and looking for lines takes most of the time in which a session opens, and no step waits for another.
+  void CreateSteps(std::span<const LoweredOp> ops) {
+    created_.resize(ops.size());
+    std::vector<size_t> steps;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].is_needed && !ops[i].reshape) steps.push_back(i);
+    }
+    std::atomic<size_t> next{0};
+    const auto create = [&]() noexcept {
+      for (size_t step = next++; step < steps.size(); step = next++) {
+        Created& created = created_[steps[step]];
+        try {
+          const std::span<const uint8_t> packed =
+              packed_.empty() ? std::span<const uint8_t>() : packed_[step];
+          created.step = region_->backend->CreateStep(graph_, ops[steps[step]].nodes, packed);
+        } catch (...) {
+          created.error = std::current_exception();
+        }
+      }
+    };
+    const size_t threads = std::min(region_->backend->Creators(), steps.size());
+    std::vector<std::thread> helpers;
+    helpers.reserve(threads);
+    try {
+      while (helpers.size() + 1 < threads) helpers.emplace_back(create);
+    } catch (const std::exception&) {
+      // No more of them are to be had: fewer do.
+    }
+    create();
+    for (std::thread& helper : helpers) helper.join();
+  }
+
+  void AddOp(LoweredOp& op, Created& created) {
     const std::string name = NameOf(op);
     try {
       for (const ValueId id : op.fed) {
@@ -154,7 +196,8 @@ class Compiler {
       if (!op.is_needed) {
         made.shape = ShapeFunction(graph_, *op.nodes[0]);
       } else if (!op.reshape) {
-        made.step = CreateStep(op);
+        if (created.error) std::rethrow_exception(created.error);
+        made.step = std::move(created.step);
       }
       made.reshape = std::move(op.reshape);
       made.cut = std::move(op.cut);
@@ -164,12 +207,6 @@ class Compiler {
     } catch (const Error& e) {
       Fail(name, ": ", e.what());
     }
-  }
-
-  std::unique_ptr<Step> CreateStep(const LoweredOp& op) {
-    const size_t index = steps_++;
-    const std::span<const uint8_t> packed = packed_.empty() ? std::span<const uint8_t>() : packed_[index];
-    return region_->backend->CreateStep(graph_, op.nodes, packed);
   }
 
   // What shapes need of a constant.
@@ -199,8 +236,8 @@ class Compiler {
   const Graph& graph_;
   std::span<const std::span<const uint8_t>> packed_;
   std::shared_ptr<CompiledRegion> region_ = std::make_shared<CompiledRegion>();
-  std::vector<bool> uploaded_;  // by value
-  size_t steps_ = 0;
+  std::vector<bool> uploaded_;    // by value
+  std::vector<Created> created_;  // by op
 };
 
 }  // namespace

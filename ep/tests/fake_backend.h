@@ -206,6 +206,7 @@ class FakeBackend : public Backend {
   }
   std::unique_ptr<Step> CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                    std::span<const uint8_t> packed) override;
+  size_t Creators() const override { return 3; }
   int64_t ChannelMultiple() const override { return channel_multiple; }
   bool TakesFloatRegions() const override { return takes_float_regions; }
   std::unique_ptr<Step> CreateCopy() override { return std::make_unique<FakeCopyStep>(); }

@@ -192,15 +192,21 @@ def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
     return f"{name}_dq"
 
 
-@pytest.mark.parametrize("between", ["rounding", "table", "nothing"])
+@pytest.mark.parametrize(
+    ("op", "between"),
+    [("Add", "rounding"), ("Add", "table"), ("Add", "nothing"), ("Mul", "rounding"), ("Mul", "table")],
+)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("dims", [["N", 32, 6, 5], [1, 32, 6, 5], [1, 32, 1, 1], ["M", 32, 6, 5]])
-def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: bool, between: str) -> None:
+def test_convolution_with_float_bias_and_addition(
+    dims: list[int | str], first: bool, op: str, between: str
+) -> None:
     """One kernel that rounds as often as the file says; two where the other tensor has other dims.
 
     Args:
-        dims: Of the tensor that is added.
+        dims: Of the tensor that is added, or multiplied with.
         first: Whether what the convolution makes is the first operand.
+        op: What is done.
         between: What stands between the two: a quantizer, a function between two of them, nothing.
     """
     rounds = between != "nothing"
@@ -219,7 +225,7 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     if between == "table":
         nodes.append(onnx.helper.make_node("Sigmoid", [made], ["gate"]))
         made = _pair(nodes, "gate", "t", "z")
-    nodes.append(onnx.helper.make_node("Add", [made, other] if first else [other, made], ["a"]))
+    nodes.append(onnx.helper.make_node(op, [made, other] if first else [other, made], ["a"]))
     nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
     _pair(nodes, "relu", "y_s", "zero")
     shapes = {"x": ["N", 16, 6, 5], "r": dims}
@@ -236,7 +242,7 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
     converted = lowbit.convert(model, all_regions=True).model
     if rounds:
-        assert "LowBitAdd" in [node.op_type for node in converted.graph.node]
+        assert f"LowBit{op}" in [node.op_type for node in converted.graph.node]
     on_gpu, on_cpu = gpu_session(converted), lowbit_session(converted)
     for sizes in ({"N": 3, "M": 3}, {"N": 1, "M": 2}, {"N": 2, "M": 1}):
         feeds = noise(converted, 2, **sizes)
@@ -245,6 +251,76 @@ def test_convolution_with_float_bias_and_addition(dims: list[int | str], first: 
                 on_gpu.run(None, feeds)
             continue
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{dims}, {sizes}")
+
+
+@pytest.mark.parametrize(
+    ("channels", "squeezed", "gate", "zero"),
+    [
+        (96, 32, "HardSigmoid", 0),
+        (32, 6, "Sigmoid", 7),
+        (48, 144, "HardSigmoid", -5),
+        (80, 272, "", 3),
+        (144, 4, "Sigmoid", 1),
+    ],
+)
+def test_squeeze_and_excitation(
+    channels: int,
+    squeezed: int,
+    gate: str,
+    zero: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gates' product, their table and the multiplication of the image are one kernel.
+
+    Args:
+        channels: Of the image.
+        squeezed: What the product of the gates sums.
+        gate: The function of it, if any.
+        zero: The zero point of the image's codes.
+    """
+    rng = np.random.default_rng(channels)
+    constants = {
+        "s": np.float32(0.021), "z": np.int8(zero), "g": np.float32(1 / 127), "y_s": np.float32(0.009),
+        "zero": np.int8(0), "w_s": np.float32(0.004),
+        "w": rng.integers(-127, 128, (channels, 1, 3, 3)).astype(np.int8),
+        "w1": rng.integers(-127, 128, (squeezed, channels, 1, 1)).astype(np.int8),
+        "w2": rng.integers(-127, 128, (channels, squeezed, 1, 1)).astype(np.int8),
+        "bias": rng.normal(0, 0.3, channels).astype(np.float32),
+    }  # fmt: skip
+    nodes: list[onnx.NodeProto] = []
+    nodes += [
+        onnx.helper.make_node("DequantizeLinear", [name, "w_s", "zero"], [f"{name}_dq"])
+        for name in ("w", "w1", "w2")
+    ]
+    x = _pair(nodes, "x", "s", "z")
+    nodes.append(onnx.helper.make_node("Conv", [x, "w_dq"], ["c"], pads=[1, 1, 1, 1], group=channels))
+    image = _pair(nodes, "c", "s", "z")
+    nodes.append(onnx.helper.make_node("GlobalAveragePool", [image], ["mean"]))
+    nodes.append(onnx.helper.make_node("Conv", [_pair(nodes, "mean", "g", "zero"), "w1_dq"], ["fc1"]))
+    nodes.append(onnx.helper.make_node("Relu", ["fc1"], ["r1"]))
+    nodes.append(onnx.helper.make_node("Conv", [_pair(nodes, "r1", "s", "zero"), "w2_dq", "bias"], ["fc2"]))
+    made = _pair(nodes, "fc2", "s", "z")
+    if gate:
+        nodes.append(onnx.helper.make_node(gate, [made], ["gate"]))
+        made = _pair(nodes, "gate", "g", "zero")
+    nodes.append(onnx.helper.make_node("Mul", [image, made], ["m"]))
+    _pair(nodes, "m", "y_s", "z")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "squeeze_and_excitation",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])],
+        [onnx.helper.make_tensor_value_info("m_dq", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model, all_regions=True).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, channels, 7, 5), (3, channels, 1, 1), (2, channels, 23, 19)):
+        feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        assert [step["kernel"] for step in _plan(capfd)["steps"]].count("gated") == (shape[2] > 1)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -48,6 +48,13 @@ int64_t FirstSum(const Reaches& reaches, int64_t first, int64_t last, int64_t gu
   return last;
 }
 
+// What a tail makes of a sum before it divides, and what it divides by.
+float TailDividend(const Epilogue& e, float sum, size_t channel) {
+  const float scaled = sum * e.acc_scale[channel];
+  return e.tail.empty() ? scaled : scaled + e.tail_bias[channel];
+}
+float TailDivisor(const Epilogue& e) { return e.adds_behind_tail ? e.inner_scale : e.y_scale; }
+
 bool AreBytes(const CodeRange& codes) { return codes.lo >= -128 && codes.hi <= (codes.lo < 0 ? 127 : 255); }
 
 }  // namespace
@@ -70,9 +77,7 @@ bool HasLines(const Epilogue& e) {
 }
 
 float TailQuotient(const Epilogue& e, float sum, size_t channel) {
-  const float scaled = sum * e.acc_scale[channel];
-  return (e.tail.empty() ? scaled : scaled + e.tail_bias[channel]) /
-         (e.adds_behind_tail ? e.inner_scale : e.y_scale);
+  return TailDividend(e, sum, channel) / TailDivisor(e);
 }
 
 CodeRange FirstCodesOf(const Epilogue& e) {
@@ -104,7 +109,22 @@ LineFitter::LineFitter(const Epilogue& e, bool fuses)
       rounds_to_codes_(e.has_residual && fuses),
       codes_(FirstCodesOf(e)),
       base_(LineBaseOf(e)),
-      top_(codes_.hi - codes_.lo) {}
+      top_(codes_.hi - codes_.lo) {
+  if (e.kind != EpilogueKind::kTail) return;
+  dividends_.push_back(-HUGE_VALF);
+  for (int32_t step = 1; step <= top_; ++step) {
+    const int32_t code = codes_.lo + step - codes_.zero_point;
+    const float divisor = TailDivisor(e), tie = static_cast<float>(code) - 0.5f;
+    const auto reaches = [&](float dividend) {  // ties go to even codes
+      const float quotient = dividend / divisor;
+      return code % 2 == 0 ? quotient >= tie : quotient > tie;
+    };
+    float least = tie * divisor;
+    while (reaches(least)) least = std::nextafter(least, -HUGE_VALF);
+    while (!reaches(least)) least = std::nextafter(least, HUGE_VALF);
+    dividends_.push_back(least);
+  }
+}
 
 // Ties go to even codes.
 bool LineFitter::Reaches(float line, float factor, int32_t step) const {
@@ -172,12 +192,10 @@ void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& 
   const bool has_thresholds = e_.kind == EpilogueKind::kThresholds;
   const int32_t sign = has_thresholds && e_.dir[channel] < 0 ? -1 : 1;
   const auto step_of = [&](int64_t sum) { return FirstCode(e_, sign * sum, channel) - codes_.lo; };
-  if (e_.kind == EpilogueKind::kTail) {  // most of the time, hence without rounding: ties go to even codes
+  if (e_.kind == EpilogueKind::kTail) {  // most of the time, hence without a division
     const auto reaches = [&](int64_t sum, int32_t step) {
-      const int32_t code = codes_.lo + step - codes_.zero_point;
-      const float tie = static_cast<float>(code) - 0.5f,
-                  quotient = TailQuotient(e_, static_cast<float>(static_cast<int32_t>(sum)), channel);
-      return code % 2 == 0 ? quotient >= tie : quotient > tie;
+      return TailDividend(e_, static_cast<float>(static_cast<int32_t>(sum)), channel) >=
+             dividends_[static_cast<size_t>(step)];
     };
     FindSteps(Steps{step_of, reaches}, sums, to);
   } else {
@@ -189,8 +207,7 @@ void LineFitter::FindStaircase(size_t channel, const SumRange& sums, Staircase& 
     return;
   }
   if (!has_thresholds) {
-    to.slope = static_cast<double>(e_.acc_scale[channel]) /
-               static_cast<double>(e_.adds_behind_tail ? e_.inner_scale : e_.y_scale);
+    to.slope = static_cast<double>(e_.acc_scale[channel]) / static_cast<double>(TailDivisor(e_));
     return;
   }
   to.slope = sign;

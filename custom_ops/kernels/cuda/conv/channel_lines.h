@@ -116,6 +116,7 @@ class LineFitter {
   const bool rounds_to_codes_;  // the product is not rounded before
   const CodeRange codes_;
   const int32_t base_, top_;
+  std::vector<float> dividends_;  // by step, the least that a tail divides which has it
   std::vector<Factor> factors_;
   std::array<Staircase, 4> stairs_;
 };

@@ -563,6 +563,80 @@ __device__ __forceinline__ void FinishInRegisters(const TileParams& p, const Til
   });
 }
 
+// Where the sums of a part of K lie in shared memory, of a tile's `rows` rows: those of 16 neighbouring channels together,
+// row after row, so that what a warp sends to another block at a time is a run of bytes.
+template <int kTileN>
+__device__ __forceinline__ int PlaceOfSums(int rows, int part, int row, int column) {
+  return part * rows * kTileN + (column / 16 * rows + row) * 16 + column % 16;
+}
+
+// Sends the sums of parts of K to the blocks of the cluster that finish them, each a share of the rows, and waits for those
+// of this block's share: what each block has sent lies behind what the one before has. Integers: the order of addition does
+// not matter. The area is none of the tiles, which other blocks may still be using.
+template <int kTileM, int kTileN, typename Params, typename Each>
+__device__ __forceinline__ void ExchangeSums(const Params& p, const TilePosition& at, int* sums,
+                                             BlockState<kTileN>& state, const Each& each) {
+  const int rows = kTileM / p.splits, shift = 31 - __clz(rows);  // a power of 2
+  ClusterWait();                                                 // every block has started
+  const uint32_t area = SharedAddress(sums);
+  const auto send = [&](int row, int column, const int4& v) {
+    const int owner = row >> shift;
+    StoreToCluster(
+        ClusterAddress(area + PlaceOfSums<kTileN>(rows, at.split, row - owner * rows, column) * 4, owner), v,
+        ClusterAddress(SharedAddress(&state.exchange), owner));
+  };
+  each([&](int row, int column, const int4& top, const int4& bottom) {
+    send(row, column, top);
+    send(row + 8, column, bottom);
+  });
+  WaitBarrier(SharedAddress(&state.exchange), 0);
+}
+
+// What all blocks of a cluster have summed of four channels, the bias included.
+template <int kTileN>
+__device__ __forceinline__ int4 AddedUp(const BlockState<kTileN>& state, const int* sums, int splits,
+                                        int rows, int row, int column) {
+  int4 total = *reinterpret_cast<const int4*>(state.bias + column);
+#pragma unroll 4
+  for (int i = 0; i < splits; ++i)
+    total = Plus(total, *reinterpret_cast<const int4*>(sums + PlaceOfSums<kTileN>(rows, i, row, column)));
+  return total;
+}
+
+// Four codes of sums that a cluster has added up.
+template <Finish kFinish>
+__device__ __forceinline__ unsigned FourOfCluster(const EpilogueParams& e, const int4& sums,
+                                                  const FourChannels& channels) {
+  static_assert(kIsOfCluster<kFinish>);
+  constexpr First kFirst = kFinish == Finish::kTailOfCluster ? First::kTail : First::kMultiplies;
+  constexpr Rounding kRounding = kFinish == Finish::kBytesOfCluster   ? Rounding::kBytes
+                                 : kFinish == Finish::kWordsOfCluster ? Rounding::kWords
+                                                                      : Rounding::kClipped;
+  const int4 all[] = {sums};
+  float4 first[1];
+  FirstCodes<kFirst, kFirst == First::kTail, kRounding == Rounding::kWords>(e, all, channels, first);
+  return RoundFour<kRounding>(e, first[0]);
+}
+
+// Finishes a tile of which blocks of a cluster have summed parts of K, each a share of the rows.
+template <int kTileM, int kTileN, int kThreads, Finish kFinish, typename Params, typename Each,
+          typename PixelOf>
+__device__ __forceinline__ void FinishInCluster(const Params& p, const TilePosition& at, uint8_t* shared,
+                                                BlockState<kTileN>& state, const Each& each,
+                                                const PixelOf& pixel_of) {
+  const EpilogueParams& e = p.epilogue;
+  const int rows = kTileM / p.splits, first_row = rows * at.split, channel0 = at.group * p.n + at.n0;
+  int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
+  ExchangeSums<kTileM>(p, at, sums, state, each);
+  for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
+    const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
+    if (m < 0 || at.n0 + column >= p.n) continue;
+    const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
+    *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
+        FourOfCluster<kFinish>(e, AddedUp(state, sums, p.splits, rows, row, column), state.Four(column));
+  }
+}
+
 // Finishes a tile. `each(f)` calls f(row, column, top, bottom) for every four neighbouring columns that this
 // thread has summed, `top` in `row` and `bottom` eight rows below. In a fragment of mma a thread has two
 // neighbouring rows of B in each eight; the weights are packed so that those of two eights are four
@@ -575,6 +649,9 @@ template <int kTileM, int kTileN, int kThreads, bool kBiased = false, Finish kFi
 __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& at, uint8_t* shared,
                                            BlockState<kTileN>& state, bool cluster, const Each& each,
                                            const PixelOf& pixel_of) {
+  if constexpr (kIsOfCluster<kFinish>) {
+    return FinishInCluster<kTileM, kTileN, kThreads, kFinish>(p, at, shared, state, each, pixel_of);
+  }
   if constexpr (!kLeavesRegisters<kFinish>) {
     if (kFinish != Finish::kAny || p.in_registers) {
       FinishInRegisters<kTileM, kTileN, kThreads, kBiased, kFinish>(
@@ -582,8 +659,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       return;
     }
   }
-  constexpr bool kOfParts = kFinish == Finish::kBytesOfParts;
-  if (!kOfParts && p.splits > 1 && !cluster) {
+  if (p.splits > 1 && !cluster) {
     int32_t* partial = p.partial + (static_cast<int64_t>(at.split) * p.groups + at.group) * p.m * p.n;
     const auto store = [&](int row, int column, const int4& sums) {
       const int pixel = pixel_of(row), count = pixel >= 0 ? p.n - at.n0 - column : 0;
@@ -600,58 +676,33 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     return;
   }
 
-  // Sums go through shared memory. In a cluster every block finishes its share of the rows: the others send
-  // it their sums of these rows, into an area of their own, since it may still be using its tiles. Integers:
-  // the order of addition does not matter.
+  // Sums go through shared memory. In a cluster every block finishes its share of the rows.
   const int rows = kTileM / p.splits, first_row = rows * at.split;
-  // Sums of 16 neighbouring channels lie together, row after row: what a warp sends at a time is a run of bytes.
-  const auto place = [&](int part, int row, int column) {
-    return part * rows * kTileN + (column / 16 * rows + row) * 16 + column % 16;
-  };
   int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
-  if (kOfParts || cluster) {
-    ClusterWait();                       // every block has started
-    const int shift = 31 - __clz(rows);  // a power of 2
-    const uint32_t area = SharedAddress(sums);
-    const auto send = [&](int row, int column, const int4& v) {
-      const int owner = row >> shift;
-      StoreToCluster(ClusterAddress(area + place(at.split, row - owner * rows, column) * 4, owner), v,
-                     ClusterAddress(SharedAddress(&state.exchange), owner));
-    };
-    each([&](int row, int column, const int4& top, const int4& bottom) {
-      send(row, column, top);
-      send(row + 8, column, bottom);
-    });
-    WaitBarrier(SharedAddress(&state.exchange), 0);
+  if (cluster) {
+    ExchangeSums<kTileM>(p, at, sums, state, each);
   } else {
     each([&](int row, int column, const int4& top, const int4& bottom) {
-      *reinterpret_cast<int4*>(sums + place(0, row, column)) = top;
-      *reinterpret_cast<int4*>(sums + place(0, row + 8, column)) = bottom;
+      *reinterpret_cast<int4*>(sums + PlaceOfSums<kTileN>(rows, 0, row, column)) = top;
+      *reinterpret_cast<int4*>(sums + PlaceOfSums<kTileN>(rows, 0, row + 8, column)) = bottom;
     });
     SyncThreads<kThreads>();
   }
 
   const EpilogueParams& e = p.epilogue;
   const int channel0 = at.group * p.n + at.n0;
-  if (kOfParts || p.requantizes_fours) {
-    const bool of_bytes =
-        kOfParts || (e.rounding == Rounding::kBytes && !e.has_residual && e.table == nullptr);
+  if (p.requantizes_fours) {
+    const bool of_bytes = e.rounding == Rounding::kBytes && !e.has_residual && e.table == nullptr;
     for (int u = static_cast<int>(threadIdx.x); u < rows * (kTileN / 4); u += kThreads) {
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
       if (m < 0 || at.n0 + column >= p.n) continue;
       const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
       unsigned residual = 0;
-      if (!kOfParts && e.has_residual) {
+      if (e.has_residual) {
         residual = *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index);
       }
-      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
-#pragma unroll 4
-      for (int i = 0; i < p.splits; ++i) {
-        const int4 v = *reinterpret_cast<const int4*>(sums + place(i, row, column));
-        total = Plus(total, v);
-      }
       const FourChannels channels = state.Four(column);
-      const int4 sums_of_row[] = {total};
+      const int4 sums_of_row[] = {AddedUp(state, sums, p.splits, rows, row, column)};
       unsigned codes[] = {residual};
       if (of_bytes) {  // most of them
         float4 first[1];
@@ -660,9 +711,8 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       } else {
         WithIntegers(e, [&](const auto& requantize) { requantize(sums_of_row, channels, codes); });
       }
-      if (!kOfParts) StoreInPlaces(e, m, channel0 + column, codes[0]);
-      if (kOfParts || p.y != nullptr)
-        *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
+      StoreInPlaces(e, m, channel0 + column, codes[0]);
+      if (p.y != nullptr) *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = codes[0];
     }
     return;
   }
@@ -693,10 +743,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       behind = fetch(u + 2 * kThreads);
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_at(u);
       if (m < 0) continue;
-      int4 total = *reinterpret_cast<const int4*>(state.bias + column);
-      for (int i = 0; i < p.splits; ++i) {
-        total = Plus(total, *reinterpret_cast<const int4*>(sums + place(i, row, column)));
-      }
+      const int4 total = AddedUp(state, sums, p.splits, rows, row, column);
       const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
       FinishFloats<4>(e, {added.x, added.y, added.z, added.w}, p.y, m, channel0 + column,
                       {total.x, total.y, total.z, total.w}, {scale.x, scale.y, scale.z, scale.w});
@@ -707,7 +754,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     const int row = u / kTileN, column = u % kTileN, m = pixel_of(first_row + row);
     if (m < 0 || at.n0 + column >= p.n) continue;
     int total = 0;
-    for (int i = 0; i < p.splits; ++i) total += sums[place(i, row, column)];
+    for (int i = 0; i < p.splits; ++i) total += sums[PlaceOfSums<kTileN>(rows, i, row, column)];
     const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
     FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
               x_sum);

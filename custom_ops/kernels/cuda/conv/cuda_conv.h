@@ -73,11 +73,12 @@ struct CodeGrid {
   float scale = 1;
   int32_t zero_point = 0;
 };
-// Numbers, each of the byte of a code, and residuals, added as LowBitAdd adds them.
+// Numbers, each of the byte of a code, and residuals, added as LowBitAdd adds them or multiplied as LowBitMul does.
 struct ResidualSum {
   std::vector<float> values;  // [256]
   CodeGrid residuals, y;
   int32_t lo = 0, hi = 255;  // of y's codes
+  bool multiplies = false;
 };
 // Limits of a float sum.
 struct FloatLimits {
@@ -129,7 +130,7 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
                                          const ConvPlaces& places = {}, const TensorPlanes& planes = {});
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device);
 
-// The codes before the residual is added, by the plain kernel.
+// The codes before the residual is added, by the plain kernel; those that a table has numbers for, by the best one.
 std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
                                                     const ConvShape& shape);
 

@@ -202,14 +202,22 @@ __device__ __forceinline__ float SumInTail(const EpilogueParams& e, float v, uns
   return TailCode(e, sum);
 }
 
-// Four inner codes as Unit takes them (of kInTail what the tail has) and four residuals to four codes.
-// Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero point
-// being the lowest one. kAny: as the addition has it. kAreClipped: the inner codes are.
+// The same of the number `v` that a table has for a code, or of its product with the residual.
+template <int kByte>
+__device__ __forceinline__ float SumOfValue(const EpilogueParams& e, float v, unsigned residual) {
+  const float r = __fmul_rn(CodeToFloat<kByte>(e, residual, e.residual_offset), e.residual_scale);
+  return TailCode(e, e.multiplies ? __fmul_rn(v, r) : __fadd_rn(v, r));
+}
+
+// Four inner codes as Unit takes them (of kInTail what the tail has, of kOfValues what a table has) and four residuals
+// to four codes. Rounding::kBytes: neither residuals nor codes have a sign, and there are 256 of the latter, the zero
+// point being the lowest one. kAny: as the addition has it. kAreClipped: the inner codes are.
 template <Addition kAddition, Rounding kRounding, bool kAreClipped = false>
 __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float4& inner, unsigned residual) {
   if constexpr (kRounding != Rounding::kBytes) residual ^= SignFlip(e.residual_signed);
   const auto sum = [&]<int kByte>(float q) {
     if constexpr (kAddition == Addition::kInTail) return SumInTail<kByte>(e, q, residual);
+    if constexpr (kAddition == Addition::kOfValues) return SumOfValue<kByte>(e, q, residual);
     const float unit = kAreClipped ? UnitOfClipped(e, q) : Unit(e, q);
     if constexpr (kAddition == Addition::kOnLine) return SumOnLine<kByte>(e, unit, residual);
     return Sum<kAddition, kByte>(e, unit, residual);
@@ -218,7 +226,8 @@ __device__ __forceinline__ unsigned AddFour(const EpilogueParams& e, const float
                                   sum.template operator()<2>(inner.z), sum.template operator()<3>(inner.w));
   if constexpr (kRounding == Rounding::kBytes) return UnsignedBytes(sums);
   if constexpr (kRounding == Rounding::kCapped) return CappedBytes(e, sums);
-  if constexpr (kAddition != Addition::kAny && kAddition != Addition::kInTail)
+  if constexpr (kAddition != Addition::kAny && kAddition != Addition::kInTail &&
+                kAddition != Addition::kOfValues)
     return ClippedWords(e, Plus(sums, AllFour(12582912.0f)));
   const float lo = static_cast<float>(e.y_lo - e.y_zero_point),
               hi = static_cast<float>(e.y_hi - e.y_zero_point);
@@ -251,7 +260,7 @@ __device__ __forceinline__ float4 Multiply(const float4& x, const float4& y) {
 }
 
 // What lines would have of four channels that have none, as their tail has it, step by step, for a float bias:
-// Markstein's division. Codes are smaller than 2^15 in size before they are clipped.
+// Markstein's division. Codes of any size are clipped as floats.
 __device__ __forceinline__ float4 OfTail(const EpilogueParams& e, const float4& sums, const float4& scale,
                                          const float4& bias) {
   const auto one = [&](float sum, float scale, float bias) {
@@ -352,7 +361,7 @@ __device__ __forceinline__ unsigned Mapped(const EpilogueParams& e, unsigned cod
   return e.table[code & 255u];
 }
 
-// Whether residuals of codes that are finished so may be added to what a table has for the codes.
+// Whether residuals of codes that are finished so may be added to what a table has for the codes, or multiplied with it.
 template <Finish kFinish>
 inline constexpr bool kMayHaveValues =
     kFinish == Finish::kAny || kFinish == Finish::kIntegersInTail || kFinish == Finish::kIntegersOfTail ||
@@ -368,7 +377,7 @@ __device__ __forceinline__ void MapFours(const EpilogueParams& e, const unsigned
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const unsigned four = codes[i];
-        codes[i] = AddFour<Addition::kInTail, Rounding::kAny>(
+        codes[i] = AddFour<Addition::kOfValues, Rounding::kAny>(
             e, make_float4(value(four), value(four >> 8), value(four >> 16), value(four >> 24)),
             residuals[i]);
       }
@@ -688,7 +697,9 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
   if (e.quantized_output) {
     auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));
     if (e.values != nullptr) {
-      const float v = __fadd_rn(e.values[code], DequantizeCode(r, e.residual_scale, e.residual_zero_point));
+      const float of_residual = DequantizeCode(r, e.residual_scale, e.residual_zero_point);
+      const float v =
+          e.multiplies ? __fmul_rn(e.values[code], of_residual) : __fadd_rn(e.values[code], of_residual);
       code = static_cast<uint8_t>(RoundToCode(__fdiv_rn(v, e.y_scale), e.y_zero_point, e.y_lo, e.y_hi));
     } else if (e.table != nullptr) {
       code = static_cast<uint8_t>(Mapped(e, code));

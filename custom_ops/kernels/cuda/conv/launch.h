@@ -28,7 +28,9 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   };
   if constexpr (kMayLeave) {
     if (finish == Finish::kThroughMemory) return of_any_input.template operator()<Finish::kThroughMemory>();
-    if (finish == Finish::kBytesOfParts) return of_any_input.template operator()<Finish::kBytesOfParts>();
+    if (finish == Finish::kBytesOfCluster) return of_any_input.template operator()<Finish::kBytesOfCluster>();
+    if (finish == Finish::kWordsOfCluster) return of_any_input.template operator()<Finish::kWordsOfCluster>();
+    if (finish == Finish::kTailOfCluster) return of_any_input.template operator()<Finish::kTailOfCluster>();
   }
   if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
   if (finish == Finish::kIntegersInTail) return of_any_input.template operator()<Finish::kIntegersInTail>();

@@ -167,10 +167,14 @@ std::optional<TailSteps> StepsOf(const Epilogue& e) {
 bool FitsTableSum(const ResidualSum& sum) {
   constexpr double kMost = 0x1p120;
   const double of_residuals = 512.0 * static_cast<double>(sum.residuals.scale);
+  const auto most_with = [&](float value) {
+    const double of_value = std::fabs(static_cast<double>(value));
+    return sum.multiplies ? of_value * of_residuals : of_value + of_residuals;
+  };
   return sum.values.size() == 256 && IsNormal(sum.residuals.scale) && IsNormal(sum.y.scale) &&
          std::all_of(sum.values.begin(), sum.values.end(),
                      [&](float value) {
-                       const double most = std::fabs(static_cast<double>(value)) + of_residuals;
+                       const double most = most_with(value);
                        return most < kMost && most < static_cast<double>(sum.y.scale) * 0x1p60;
                      }) &&
          InvertTailScale(AsEpilogue(sum)).has_value();
@@ -518,6 +522,7 @@ void PackedConv::AddTableSum(const ResidualSum& sum, ConstantBuilder& builder) {
   EpilogueParams& p = epilogue_;
   const Inverse inverse = InvertTailScale(AsEpilogue(sum)).value();
   p.has_residual = true;
+  p.multiplies = sum.multiplies;
   p.residual_signed = sum.residuals.is_signed;
   p.residual_scale = sum.residuals.scale;
   p.residual_zero_point = sum.residuals.zero_point;
@@ -623,8 +628,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
     if (is_float && std::abs(sum) > kMost) return false;
     if (has_line(c)) return true;
     if ((e.has_residual && !in_tail) || epilogue_.rounding != Rounding::kWords) return true;
-    // Of a tail that is computed step by step floats are clipped; its two products must be finite.
-    return std::fabs(unrounded(c, sum)) < (in_tail ? 0x1p60f : 0x1p15f - 512);
+    // Of a tail that is computed step by step, or for channels without a line, floats are clipped; products must be finite.
+    return std::fabs(unrounded(c, sum)) < (in_tail || on_lines ? 0x1p60f : 0x1p15f - 512);
   };
   for (size_t c = 0; c < channels.sums.size(); ++c) {
     const auto [least, most] = channels.sums[c];

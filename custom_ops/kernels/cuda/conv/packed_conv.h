@@ -29,8 +29,8 @@ struct TailSteps {
 std::optional<TailSteps> StepsOf(const Epilogue& epilogue);
 // Whether kernels may round four of its sums at once. PackedConv may find that they do not.
 bool MayRoundFours(const Epilogue& epilogue);
-// Whether residuals may be added to what a table has: no sum is infinite, and a multiplication by 1 / y's scale in two
-// parts gives the codes of the division.
+// Whether residuals may be added to what a table has, or multiplied with it: no result is infinite, and a multiplication by
+// 1 / y's scale in two parts gives the codes of the division.
 bool FitsTableSum(const ResidualSum& sum);
 // Whether a larger sum never gives a smaller code, or would not where WithRisingThresholds applies.
 bool MayRise(const Epilogue& epilogue);

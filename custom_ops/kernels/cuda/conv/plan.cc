@@ -221,9 +221,11 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
 std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const PackedConv> conv,
                                                     const ConvShape& shape) {
   RequireSize(*conv, shape);
-  const ConvConfig plain;
-  ConvLauncher launch = RowOf(plain).launcher(conv->Problem(shape), plain, conv->On());
-  return MakePlan(std::move(conv), shape, plain,
+  // Numbers of a table stand behind the node, whose own codes any kernel makes.
+  const ConvConfig config =
+      conv->EpilogueOf().values != nullptr ? CandidateConfigs(*conv, shape).front() : ConvConfig();
+  ConvLauncher launch = RowOf(config).launcher(conv->Problem(shape), config, conv->On());
+  return MakePlan(std::move(conv), shape, config,
                   [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
                     EpilogueParams& e = p.epilogue;
                     e.has_residual = e.adds_behind_tail = e.adds_floats = false;

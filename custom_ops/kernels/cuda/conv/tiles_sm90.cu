@@ -112,7 +112,8 @@ struct Tiles {
     CommitCopies();
     if constexpr (kProducers == 0) Gather(thread);
     WaitForPredecessors();
-    FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
+    if constexpr (!kLeavesRegisters<kFinish>)
+      FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
@@ -182,7 +183,8 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       CUtensorMap map;
       const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
-      return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+      const Finish finish = FinishOf(p.epilogue, p, config.split == Split::kCluster);
+      return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
         if constexpr (kMayFinish<kFinish, kTileN> &&
                       HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
           return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(

@@ -99,7 +99,8 @@ struct Windows {
       }
     }
     __syncwarp();
-    FetchResiduals<kTileM, kTileN, kConsumers>(p, at, stages.data, thread, pixel_of);
+    if constexpr (!kLeavesRegisters<kFinish>)
+      FetchResiduals<kTileM, kTileN, kConsumers>(p, at, stages.data, thread, pixel_of);
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
@@ -168,7 +169,8 @@ cudaError_t LaunchWindows(const WindowsParams& p, const ConvConfig& config, cons
   CUtensorMap map;
   const cudaError_t error = EncodeRows(p, &map);
   if (error != cudaSuccess) return error;
-  return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  const Finish finish = FinishOf(p.epilogue, p, config.split == Split::kCluster);
+  return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_m, auto tile_n) {
           if constexpr (HasInstance(kFinish == Finish::kIntegers || tile_m * tile_n == 64 * 64)) {

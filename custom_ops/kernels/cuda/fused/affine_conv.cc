@@ -125,7 +125,7 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
     static_cast<ConvParams&>(p) = nodes.conv->Params(nodes.shape, tiles, may_be_floats);
   };
   set_common(true);
-  if (!HasAffineInstance(FinishOf(p.epilogue, p))) set_common(false);
+  if (!HasAffineInstance(AffineFinishOf(p))) set_common(false);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.lines = reinterpret_cast<const float*>(nodes.lines->memory.At(0));

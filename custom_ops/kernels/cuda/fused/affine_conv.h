@@ -89,9 +89,15 @@ struct AffineConvParams : TileParams, SumsParams {
 };
 // Floats that are finished in another way are integers there.
 constexpr bool HasAffineInstance(Finish finish) {
-  return finish == Finish::kThroughMemory || finish == Finish::kBytesOfParts || finish == Finish::kIntegers ||
-         finish == Finish::kFloatsFromZero || finish == Finish::kTail || finish == Finish::kLackingTail ||
-         finish == Finish::kFloats;
+  return finish == Finish::kThroughMemory || finish == Finish::kBytesOfCluster ||
+         finish == Finish::kIntegers || finish == Finish::kFloatsFromZero || finish == Finish::kTail ||
+         finish == Finish::kLackingTail || finish == Finish::kFloats;
+}
+// Blocks that have parts of K are a cluster's; what these add up has an instance of its own where it becomes bytes.
+inline Finish AffineFinishOf(const AffineConvParams& p) {
+  const Finish finish = FinishOf(p.epilogue, p, p.splits > 1);
+  const bool is_of_another_cluster = finish == Finish::kWordsOfCluster || finish == Finish::kTailOfCluster;
+  return is_of_another_cluster ? Finish::kThroughMemory : finish;
 }
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
                              const LaunchOptions& options);

@@ -257,9 +257,9 @@ __global__ void __launch_bounds__((kHelped ? 2 : 1) * kWarpgroup)
 
 template <int kTileN, bool kHelped, bool kJoins>
 cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  return WithFinish<true>(FinishOf(p.epilogue, p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+  return WithFinish<true>(AffineFinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     // Finishes that few layers have come without the help.
-    constexpr bool kMayHelp = kFinish == Finish::kBytesOfParts || kFinish == Finish::kFloatsFromZero;
+    constexpr bool kMayHelp = kFinish == Finish::kBytesOfCluster || kFinish == Finish::kFloatsFromZero;
     if constexpr (HasAffineInstance(kFinish) &&
                   HasInstance(kFinish == Finish::kFloatsFromZero || kTileN == 64)) {
       return LaunchTiled<ConvAffined<kTileN, kHelped && kMayHelp, kSigned, kJoins, kFinish>>(

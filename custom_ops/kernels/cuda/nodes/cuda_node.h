@@ -198,7 +198,8 @@ std::unique_ptr<PackedNode> PackConvAdd(const MatmulNode& with_residual, const B
                                         std::span<const uint8_t> packed = {});
 // A convolution, the LowBitLookup with one table that alone reads it, and the LowBitAdd that alone reads that: as
 // PackConvAdd, with the codes of the table. Or `lookup` is null, and the addition has a function of its second operand,
-// which the convolution makes. made_first: what is made is the first operand.
+// which the convolution makes. Or `add` is a LowBitMul, behind a table or not, where a convolution of one pixel an image and
+// all pixels of an image are one kernel, too. made_first: what is made is the first operand.
 bool FusesTableSum(const MatmulNode& conv, const LookupNode* lookup, const BinaryNode& add, bool made_first);
 std::unique_ptr<PackedNode> PackTableSum(const MatmulNode& conv, const LookupNode* lookup,
                                          const BinaryNode& add, bool made_first, const Device& device,

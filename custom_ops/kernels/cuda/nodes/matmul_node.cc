@@ -136,20 +136,22 @@ class PackedConvAdd final : public PackedNode {
                 ConvChooser choose, std::span<const uint8_t> packed, const StoredAs& stored = {})
       : fused_(node, device, std::move(choose), packed, stored),
         made_type_((conv_first ? add.spec.a_signed : add.spec.b_signed) ? ElementType::kInt8
-                                                                        : ElementType::kUInt8) {
-    BinaryNode other_first = add;
+                                                                        : ElementType::kUInt8),
+        other_first_(add) {
     if (conv_first) {
-      std::swap(other_first.spec.a_signed, other_first.spec.b_signed);
-      std::swap(other_first.spec.a_zero_point, other_first.spec.b_zero_point);
-      std::swap(other_first.spec.a_scale, other_first.spec.b_scale);
+      std::swap(other_first_.spec.a_signed, other_first_.spec.b_signed);
+      std::swap(other_first_.spec.a_zero_point, other_first_.spec.b_zero_point);
+      std::swap(other_first_.spec.a_scale, other_first_.spec.b_scale);
     }
-    add_ = PackNode(other_first, device);
+    add_ = PackNode(other_first_, device);
   }
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 2, "a convolution and an addition were fed ", fed.size(), " tensors, expected 2");
     const TensorShape made = MadeOf(fed);
     if (made.dims == fed[1].dims) return fused_.Plan(fed, y);
+    if (auto gated = PlanGated(fused_.Conv(), fused_.ShapeOf(fed[0]), other_first_.spec, fed[1]))
+      return gated;
     const TensorShape add_fed[] = {fed[1], made};
     return PlanInTurn(PlanOf(PlanWithoutResidual(fused_.Conv(), fused_.ShapeOf(fed[0])), false),
                       add_->Plan(add_fed, y), ElementCount(made.dims));
@@ -186,6 +188,7 @@ class PackedConvAdd final : public PackedNode {
 
   PackedMatmul fused_;
   ElementType made_type_;
+  BinaryNode other_first_;  // what the convolution makes, second
   PackedNodePtr add_;
 };
 
@@ -399,20 +402,21 @@ PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, c
   return std::make_unique<PackedPixels>(quantize, conv, pool, device, std::move(constants));
 }
 
-// The numbers that an addition takes what a product makes for, by the bytes of the product's codes: what a table
-// between them has, or the addition's own function of its second operand. Nothing where neither is there.
+// The numbers that an addition or a multiplication takes what a product makes for, by the bytes of the product's codes: what
+// a table between them has, or the addition's own function of its second operand. Nothing for an addition that has neither,
+// whose sum may be on a line.
 std::optional<ResidualSum> TableSumOf(const LookupNode* lookup, const BinaryNode& add, bool made_first) {
   const BinarySpec& spec = add.spec;
-  const bool has_function = !spec.b_table.empty();
-  if (spec.kind != BinaryKind::kAdd || !spec.quantizer.quantized || (has_function && made_first) ||
-      (!has_function && lookup == nullptr) || (lookup != nullptr && lookup->channels != 1)) {
+  const bool has_function = !spec.b_table.empty(), multiplies = spec.kind == BinaryKind::kMul;
+  if (!spec.quantizer.quantized || (has_function && made_first) ||
+      (!has_function && lookup == nullptr && !multiplies) || (lookup != nullptr && lookup->channels != 1)) {
     return std::nullopt;
   }
   CodeGrid made{spec.a_signed, spec.a_scale, spec.a_zero_point},
       residuals{spec.b_signed, spec.b_scale, spec.b_zero_point};
   if (!made_first) std::swap(made, residuals);
   const Quantizer& y = spec.quantizer;
-  ResidualSum sum{{}, residuals, {y.is_signed, y.scale, y.zero_point}, y.lo, y.hi};
+  ResidualSum sum{{}, residuals, {y.is_signed, y.scale, y.zero_point}, y.lo, y.hi, multiplies};
   for (size_t i = 0; i < 256; ++i) {
     const uint8_t byte = lookup != nullptr ? lookup->table[i] : static_cast<uint8_t>(i);
     const int32_t code = made.is_signed ? static_cast<int8_t>(byte) : byte;

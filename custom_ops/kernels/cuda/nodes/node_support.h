@@ -52,6 +52,12 @@ PackedNodePtr Pack(const NearestOp& op, const Device& device);
 PackedNodePtr Pack(const ImageNode& node, const Device& device);
 // fed_matmul.cu
 PackedNodePtr Pack(const FedMatmulNode& node, const Device& device);
+// gated_image.cu. The product of one pixel an image, packed with the numbers of its codes' table, and `multiply`, whose first
+// operand is the image of codes that it multiplies, as its second one: fed what the product reads, then the image. nullptr at
+// shapes that have no such kernel.
+std::shared_ptr<const NodePlan> PlanGated(const std::shared_ptr<const PackedConv>& conv,
+                                          const ConvShape& shape, const BinarySpec& multiply,
+                                          const TensorShape& image);
 // softmax.cu
 PackedNodePtr Pack(const SoftmaxNode& node, const Device& device);
 // quantize.cu

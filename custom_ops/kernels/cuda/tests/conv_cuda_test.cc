@@ -467,9 +467,10 @@ class Generator : public cuda::Draws {
     return nodes;
   }
 
-  // Of codes' numbers or of any, and residuals; many of the former are ties.
+  // Of codes' numbers or of any, and residuals, or their products; many of the sums are ties.
   cuda::ResidualSum Sum() {
     cuda::ResidualSum sum;
+    sum.multiplies = Coin();
     const bool is_exact = Coin();
     const auto scale = [&] {
       return is_exact ? static_cast<float>(Int(10, 99)) / 1280.0f : Real(0.01f, 0.1f);
@@ -530,12 +531,13 @@ class Generator : public cuda::Draws {
   }
 
   // Gives some channels of a float tail steps that come near a tie each, so that roundings decide and no line has them.
+  // Some beside them have sums of far more steps than there are codes.
   void LoseLines(Epilogue& e) {
     if (e.kind != EpilogueKind::kTail) return;
     const float scale = e.adds_behind_tail ? e.inner_scale : e.y_scale;
     for (size_t c = 0; c < e.acc_scale.size(); ++c) {
       if (c > 0 && Coin()) continue;
-      e.acc_scale[c] = scale * 0x1p-7f;
+      e.acc_scale[c] = scale * (c > 0 && Coin(0.3) ? 16.0f : 0x1p-7f);
       if (c < e.tail_bias.size()) e.tail_bias[c] = scale * 0x1p-7f * static_cast<float>(Int(-64, 64));
     }
   }
@@ -847,7 +849,8 @@ cuda::PixelQuantizer MakePixels(const ConvSpec& spec, const ConvShape& s, Genera
 // The code of the definition (lowbit.ops) of two bytes.
 uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
   const int32_t r = sum.residuals.is_signed ? static_cast<int8_t>(residual) : residual;
-  const float v = sum.values[code] + DequantizeCode(r, sum.residuals.scale, sum.residuals.zero_point);
+  const float of_residual = DequantizeCode(r, sum.residuals.scale, sum.residuals.zero_point);
+  const float v = sum.multiplies ? sum.values[code] * of_residual : sum.values[code] + of_residual;
   return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
 }
 
