@@ -444,7 +444,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
   if (!is_transformed) c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 16));
+    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 64));
     if (is_transformed) {
       c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
     } else {
