@@ -295,7 +295,7 @@ dim3 GridOf(const WinogradParams& p) {
 }
 
 // As CostOf of float_tiles.cuh: about how many clocks of a multiprocessor of the GPUs that this was made for, whatever GPU
-// is there, since it decides the bits. Fitted to nine layers on an H100 at batch 1 and 16, to a factor of 1.08.
+// is there, since it decides the bits. Fitted to nine layers on an H100 at batch 1 and 16, to a factor of 1.09.
 double CostOf(const WinogradParams& p, int slices) {
   using Rates = ProductRates;
   constexpr double kStart = 3500, kProducts = 50;
