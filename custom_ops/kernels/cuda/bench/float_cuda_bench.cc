@@ -130,8 +130,8 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
       std::vector<Timed> all;
       const bool is_exact = precision == FloatPrecision::kFloat32;
       for (int tile = 0; tile < bench->Tiles(precision); ++tile) {
-        for (const int slices : {1, 2, 3, 4, 6, 8, 12, 16}) {
-          if (!is_exact && !std::has_single_bit(static_cast<unsigned>(slices))) continue;
+        for (const int slices : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
+          if (!is_exact && (slices > 16 || !std::has_single_bit(static_cast<unsigned>(slices)))) continue;
           try {
             Timed timed = bench->WithTiling(precision, {tile, slices});
             timed.text = std::to_string(tile) + ": " + timed.text;

@@ -3,21 +3,24 @@
 //
 // How a sum is made depends on the node and its shapes alone (SumSlices), whatever tiles a GPU is given: k, which runs
 // over the channels and inside one over its taps, is cut into slices, each is summed front to back, and the slices'
-// sums are added by a binary tree. A block makes one slice of a tile of outputs:
+// sums are added by a binary tree. A block has one or more teams of threads, each of which makes a slice of a tile of
+// outputs:
 //
 //   copies of kStages - 1 stages, kDepth elements of k each, are under way while one is multiplied;
-//   the blocks of a tile's slices are a cluster: each gets a part of the tile from all of them, adds and finishes it.
+//   the sums of a block's teams, a whole branch of the tree, are added by way of its shared memory;
+//   the blocks of a tile are a cluster: each gets a part of the tile from all of them, adds and finishes it.
 //   On GPUs without clusters they write their sums to the workspace, which a second kernel adds.
 //
 // A tile is a type with
 //   Params                      of the kernel, SplitParams and what else its weights need;
 //   kRows, kColumns, kOutputs   of the tile;
 //   kBlocks                     that a multiprocessor is to have registers for;
+//   kTeams                      if it has several, a power of two: slices, and teams of kBlock threads, of a block;
 //   kRegisters                  of a thread, about;
-//   kThreadRows, kThreadColumns outputs of one of its kBlock threads, in squares of four, kRowStep and kColumnStep apart;
+//   kThreadRows, kThreadColumns outputs of one of a team's kBlock threads, in squares of four, kRowStep and kColumnStep apart;
 //   kStages, kDepth             stages, and elements of k in each;
 //   kWeightFloats, kPitch       in a stage: weights, and from one element of k of the columns to the next;
-//   kProducts, kWeightBytes     for the estimate: products in a clock of a multiprocessor, bytes of a weight;
+//   kProducts, kWeightBytes     for the estimate: products in a clock of a multiprocessor, bytes of a weight; or CostOf;
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
@@ -39,16 +42,18 @@
 
 namespace lowbit::cuda {
 
-inline constexpr int kMostSlices = 16;
+// Of a sum, and blocks of a cluster that make them.
+inline constexpr int kMostSlices = 64, kMostBlocks = 16;
 
 struct SplitParams : ProductParams {
   int k = 0, depth = 0;           // of a sum, and with zeros up to whole stages
   int slices = 1;                 // of k; slice s begins behind s / slices of the stages
-  int most_slices = kMostSlices;  // that there may be
-  bool more_slices = false;       // 3, 6 and 12, too, besides the powers of two
-  bool in_cluster = false;        // the blocks of a tile's slices are a cluster
+  int blocks = 1;                 // that make them
+  int most_slices = kMostBlocks;  // that there may be
+  bool more_slices = false;       // 3, 6, 12 and so on, too, besides the powers of two
+  bool in_cluster = false;        // the blocks of a tile are a cluster
   FastDivisor by_part;        // fours of a tile that a block of a cluster finishes, the last one what is left
-  int64_t slice_stride = 0;   // where they are not: from a slice's sums in the workspace to the next one's
+  int64_t block_stride = 0;   // where they are not: from a block's sums in the workspace to the next one's
   bool stores_fours = false;  // four outputs side by side begin at 16 bytes, and are all there or none
   bool taps_first = false;    // k runs over the channels of a stage at each tap, then over the next ones
   FastDivisor by_taps;
@@ -62,6 +67,34 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 template <typename T>
 inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { weights.Wait(0, 0u); };
 
+// Of teams of a block: how many, all their threads, which one a thread is in, its number there, a barrier of its threads.
+template <typename T>
+inline constexpr int kTeamsOf = [] {
+  if constexpr (requires { T::kTeams; }) {
+    return T::kTeams;
+  } else {
+    return 1;
+  }
+}();
+template <typename T>
+inline constexpr int kThreadsOf = T::kBlock * kTeamsOf<T>;
+template <typename T>
+__device__ __forceinline__ int Team() {
+  return kTeamsOf<T> == 1 ? 0 : static_cast<int>(threadIdx.x) / T::kBlock;
+}
+template <typename T>
+__device__ __forceinline__ int ThreadOfTeam() {
+  return static_cast<int>(threadIdx.x) - Team<T>() * T::kBlock;
+}
+template <typename T>
+__device__ __forceinline__ void SyncTeam() {
+  if constexpr (kTeamsOf<T> == 1) {
+    __syncthreads();
+  } else {
+    SyncThreads<T::kBlock>(1 + Team<T>());
+  }
+}
+
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
 // k * kPitch + j, and zeros where there are none.
 
@@ -73,12 +106,12 @@ struct FoursSource {
   const SplitParams& p;
   const float* first = nullptr;
   int64_t k_step;
-  int own = static_cast<int>(threadIdx.x) / kFours;  // along k
+  int own = ThreadOfTeam<T>() / kFours;  // along k
   uint32_t to;
 
   __device__ __forceinline__ FoursSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), k_step(ConvColumn::ChannelStep(params)) {
-    const int four = static_cast<int>(threadIdx.x) % kFours;
+    const int four = ThreadOfTeam<T>() % kFours;
     first = ConvColumn(params, group, min(j0 + 4 * four, params.columns - 4)).At(params, 0, 0);
     to = pixels + (own * T::kPitch + 4 * four) * 4;
   }
@@ -99,12 +132,12 @@ struct LinesSource {
   static constexpr int kSide = 8, kStep = T::kBlock / kSide;  // threads along k, columns at a time
   const SplitParams& p;
   const float* first;
-  int own = static_cast<int>(threadIdx.x) % kSide, j;
+  int own = ThreadOfTeam<T>() % kSide, j;
   uint32_t to;
 
   __device__ __forceinline__ LinesSource(const SplitParams& params, int, int j0, uint32_t pixels)
       : p(params) {
-    const int column = static_cast<int>(threadIdx.x) / kSide;
+    const int column = ThreadOfTeam<T>() / kSide;
     j = j0 + column;
     first = p.x + j * p.column_step + own * p.k_step;
     to = pixels + (own * T::kPitch + column) * 4;
@@ -138,16 +171,16 @@ struct WindowSource {
   const SplitParams& p;
   const float* first;
   int top = kOutside, left = 0;
-  int own = static_cast<int>(threadIdx.x) / T::kColumns;  // along k, equal in a warp
+  int own = ThreadOfTeam<T>() / T::kColumns;  // along k, equal in a warp
   uint32_t to;
 
   __device__ __forceinline__ static Step* Table(int stage) {
-    __shared__ Step steps[T::kStages][T::kDepth];
-    return steps[stage];
+    __shared__ Step steps[kTeamsOf<T>][T::kStages][T::kDepth];
+    return steps[Team<T>()][stage];
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x) {
-    const int column = static_cast<int>(threadIdx.x) % T::kColumns;
+    const int column = ThreadOfTeam<T>() % T::kColumns;
     const ConvColumn of(p, group, j0 + column);
     if (of.image != nullptr) {
       top = static_cast<int>(of.top), left = static_cast<int>(of.left);
@@ -157,7 +190,7 @@ struct WindowSource {
   }
   // The first threads work out where the elements of a stage lie.
   __device__ __forceinline__ void Prepare(int k0, int stage) const {
-    const int own_step = static_cast<int>(threadIdx.x), k = k0 + own_step;
+    const int own_step = ThreadOfTeam<T>(), k = k0 + own_step;
     if (own_step >= T::kDepth) return;
     Step step = {0, kOutside / 2, 0};
     if (k < p.k) {
@@ -196,8 +229,8 @@ struct ChannelsSource {
 
   __device__ __forceinline__ ChannelsSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x), plane(ConvColumn::ChannelStep(params)) {
-    const int column = static_cast<int>(threadIdx.x) % T::kColumns;
-    const int own = static_cast<int>(threadIdx.x) / T::kColumns;  // along k
+    const int column = ThreadOfTeam<T>() % T::kColumns;
+    const int own = ThreadOfTeam<T>() / T::kColumns;  // along k
     const ConvColumn of(p, group, j0 + column);
     if (of.image != nullptr) {
       top = static_cast<int>(of.top), left = static_cast<int>(of.left);
@@ -232,17 +265,17 @@ struct Fours {
 };
 
 // The sum of the slices' sums, load(slice) of each, by a binary tree.
-template <typename Load>
+template <int kMost, typename Load>
 __device__ __forceinline__ Fours AddSlices(int slices, const Load& load) {
-  Fours sums[kMostSlices];
+  Fours sums[kMost];
 #pragma unroll
-  for (int s = 0; s < kMostSlices; ++s) {
+  for (int s = 0; s < kMost; ++s) {
     if (s < slices) sums[s] = load(s);
   }
 #pragma unroll
-  for (int step = 1; step < kMostSlices; step *= 2) {
+  for (int step = 1; step < kMost; step *= 2) {
 #pragma unroll
-    for (int s = 0; s < kMostSlices; s += 2 * step) {
+    for (int s = 0; s < kMost; s += 2 * step) {
       if (s + step >= slices) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[s].v[e] = __fadd_rn(sums[s].v[e], sums[s + step].v[e]);
@@ -364,22 +397,24 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr bool kKeepsOwn = !kStoresColumns<Column>;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
-  float* const stages = reinterpret_cast<float*>(shared);
-  // [slices][a part of the tile]
-  float* const received = kIsAsync<T> ? stages : stages + kStages * kStageFloats<T>;
+  constexpr int kTeams = kTeamsOf<T>, kThreads = kThreadsOf<T>;
+  float* const all_stages = reinterpret_cast<float*>(shared);
+  float* const stages = all_stages + Team<T>() * (kStages * kStageFloats<T>);
+  // [blocks][a part of the tile]
+  float* const received = kIsAsync<T> ? all_stages : all_stages + kTeams * kStages * kStageFloats<T>;
   const int tid = static_cast<int>(threadIdx.x);
-  const int group = static_cast<int>(blockIdx.z) / p.slices,
-            slice = static_cast<int>(blockIdx.z) - group * p.slices;
+  const int group = static_cast<int>(blockIdx.z) / p.blocks,
+            block = static_cast<int>(blockIdx.z) - group * p.blocks, slice = block * kTeams + Team<T>();
   const int i0 = static_cast<int>(blockIdx.y) * T::kRows, j0 = static_cast<int>(blockIdx.x) * T::kColumns;
   const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / T::kDepth) / p.slices); };
   const int first = begin_of(slice), steps = begin_of(slice + 1) - first, k0 = first * T::kDepth;
   const int part = static_cast<int>(p.by_part.divisor);
-  const int own_part = min(part, T::kOutputs / 4 - slice * part);  // fours
+  const int own_part = min(part, T::kOutputs / 4 - block * part);  // fours
   if (p.in_cluster) {
     if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
       FenceBarrierInit();
-      ArriveExpecting(SharedAddress(&exchange), (p.slices - (kKeepsOwn ? 1 : 0)) * own_part * 16);
+      ArriveExpecting(SharedAddress(&exchange), (p.blocks - (kKeepsOwn ? 1 : 0)) * own_part * 16);
     }
     if constexpr (!kIsAsync<T>) ClusterArrive();
   }
@@ -393,7 +428,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   }
   const Source source(p, group, j0, SharedAddress(stages + T::kWeightFloats));
   for (int s = 0; s < kStages; ++s) source.Prepare(k0 + s * T::kDepth, s);
-  __syncthreads();
+  SyncTeam<T>();
   WaitForPredecessors();
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
@@ -416,7 +451,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     WaitForCopies<kStages - 2>();
-    __syncthreads();
+    SyncTeam<T>();
     float* const weights_of_stage = stages + stage * kStageFloats<T>;
     if constexpr (kIsAsync<T>) {
       weights.Wait(stage, parity);
@@ -458,8 +493,96 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   const auto column_of = [&](int place) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
-  float* const y = p.y + slice * p.slice_stride;
-  if (!p.in_cluster) {
+  float* const y = p.y + block * p.block_stride;
+  // Finishes fours of the tile from number `begin` on, whose sums are what `parts` parts, part_floats apart, have from
+  // `first_part` on once wait() is through: four outputs at a time, or one where four do not lie side by side.
+  const auto finish_part = [&](auto fours, int begin, int fours_count, const float* first_part,
+                               int part_floats, int parts, auto most, const auto& wait) {
+    constexpr bool kFours = decltype(fours)::value;
+    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
+    const int count = fours_count * 4 / kWidth;
+    const auto place_at = [&](int at) -> FourPlace {
+      const int place = begin * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      return {i, j, Column::Target(p, group, i, j)};
+    };
+    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
+    Fours next_biases = {}, next_residuals = {};
+    const auto load_added = [&](int at) {
+      if (at >= count) return;
+      const FourPlace place = place_at(at);
+      next_biases = LoadBiases<kBiases>(p, group, place.i);
+      if constexpr (kFours) {
+        next_residuals = LoadResiduals<Column, true>(p, group, place);
+      } else if (is_inside(place)) {
+        next_residuals.v[0] = ResidualAt(p, place.at);
+      }
+    };
+    load_added(tid);
+    wait();
+    for (int at = tid; at < count; at += kThreads) {
+      const Fours biases = next_biases, residuals = next_residuals;
+      load_added(at + kThreads);
+      const auto load = [&](int s) {
+        const float* const from = first_part + s * part_floats + at * kWidth;
+        Fours out = {};
+        if constexpr (kFours) {
+          const float4 v = *reinterpret_cast<const float4*>(from);
+          out = {{v.x, v.y, v.z, v.w}};
+        } else {
+          out.v[0] = *from;
+        }
+        return out;
+      };
+      const Fours all = AddSlices<decltype(most)::value>(parts, load);
+      const FourPlace place = place_at(at);
+      if constexpr (kFours) {
+        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
+      } else if (is_inside(place)) {
+        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
+      }
+    }
+  };
+  const auto send = [&](const Fours& four, int place) {
+    const auto [owner, in_part] = Divided(static_cast<unsigned>(place) / 4, p.by_part);
+    float* const to = received + (block * part + in_part) * 4;
+    if (kKeepsOwn && static_cast<int>(owner) == block) {
+      *reinterpret_cast<float4*>(to) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+      return;
+    }
+    const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
+                        __float_as_int(four.v[3])};
+    StoreToCluster(ClusterAddress(SharedAddress(to), owner), words,
+                   ClusterAddress(SharedAddress(&exchange), owner));
+  };
+
+  using std::bool_constant, std::integral_constant;
+  if constexpr (kTeams > 1) {
+    // The teams' sums, [teams][the tile], take the place of the stages, where every thread finds those of some outputs.
+    static_assert(T::kOutputs <= kStages * kStageFloats<T>);
+    __syncthreads();
+#pragma unroll
+    for (int square = 0; square < kSquares; ++square) {
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        const Fours four = four_of(square, line);
+        *reinterpret_cast<float4*>(all_stages + Team<T>() * T::kOutputs + place_of(square, line)) =
+            make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+      }
+    }
+    __syncthreads();
+    if (!p.in_cluster) {
+      const auto finish_all = [&](auto fours) {
+        finish_part(fours, 0, T::kOutputs / 4, all_stages, T::kOutputs, kTeams,
+                    integral_constant<int, kTeams>(), [] {});
+      };
+      if (p.stores_fours) {
+        finish_all(bool_constant<true>());
+      } else {
+        finish_all(bool_constant<false>());
+      }
+      return;
+    }
+  } else if (!p.in_cluster) {
     // Every output's place would take more instructions than all else here: it follows from the one of the thread's
     // first row. Residuals are loaded a square ahead, where there are registers for that: the compiler moves no load
     // across a store, since y may lie where they do.
@@ -504,7 +627,6 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         }
       }
     };
-    using std::bool_constant;
     if (!p.stores_fours) {
       if constexpr (kFoursDown * T::kRowStep != T::kRows || kFoursAcross * T::kColumnStep != T::kColumns) {
         store_all(bool_constant<false>(), bool_constant<true>());
@@ -521,79 +643,35 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 
   // Each block gets its part of the tile from all of them.
   ClusterWait();
+  if constexpr (kTeams > 1) {
+    for (int at = tid; at < T::kOutputs / 4; at += kThreads) {
+      const auto load = [&](int team) {
+        const float4 v = *reinterpret_cast<const float4*>(all_stages + team * T::kOutputs + at * 4);
+        return Fours{{v.x, v.y, v.z, v.w}};
+      };
+      send(AddSlices<kTeams>(kTeams, load), at * 4);
+    }
+  } else {
 #pragma unroll
-  for (int square = 0; square < kSquares; ++square) {
+    for (int square = 0; square < kSquares; ++square) {
 #pragma unroll
-    for (int line = 0; line < 4; ++line) {
-      const auto [owner, in_part] = Divided(static_cast<unsigned>(place_of(square, line)) / 4, p.by_part);
-      const Fours four = four_of(square, line);
-      float* const to = received + (slice * part + in_part) * 4;
-      if (kKeepsOwn && static_cast<int>(owner) == slice) {
-        *reinterpret_cast<float4*>(to) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
-        continue;
-      }
-      const int4 words = {__float_as_int(four.v[0]), __float_as_int(four.v[1]), __float_as_int(four.v[2]),
-                          __float_as_int(four.v[3])};
-      StoreToCluster(ClusterAddress(SharedAddress(to), owner), words,
-                     ClusterAddress(SharedAddress(&exchange), owner));
+      for (int line = 0; line < 4; ++line) send(four_of(square, line), place_of(square, line));
     }
   }
   if constexpr (kKeepsOwn) __syncthreads();
-  // Four outputs at a time, or one where four do not lie side by side.
-  const auto finish = [&](auto fours) {
-    constexpr bool kFours = decltype(fours)::value;
-    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
-    const int count = own_part * 4 / kWidth;
-    const auto place_at = [&](int at) -> FourPlace {
-      const int place = slice * part * 4 + at * kWidth, i = row_of(place), j = column_of(place);
-      return {i, j, Column::Target(p, group, i, j)};
-    };
-    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
-    Fours next_biases = {}, next_residuals = {};
-    const auto load_added = [&](int at) {
-      if (at >= count) return;
-      const FourPlace place = place_at(at);
-      next_biases = LoadBiases<kBiases>(p, group, place.i);
-      if constexpr (kFours) {
-        next_residuals = LoadResiduals<Column, true>(p, group, place);
-      } else if (is_inside(place)) {
-        next_residuals.v[0] = ResidualAt(p, place.at);
-      }
-    };
-    load_added(tid);
-    WaitBarrier(SharedAddress(&exchange), 0);
-    for (int at = tid; at < count; at += T::kBlock) {
-      const Fours biases = next_biases, residuals = next_residuals;
-      load_added(at + T::kBlock);
-      const auto load = [&](int s) {
-        const float* const from = received + s * part * 4 + at * kWidth;
-        Fours out = {};
-        if constexpr (kFours) {
-          const float4 v = *reinterpret_cast<const float4*>(from);
-          out = {{v.x, v.y, v.z, v.w}};
-        } else {
-          out.v[0] = *from;
-        }
-        return out;
-      };
-      const Fours all = AddSlices(p.slices, load);
-      const FourPlace place = place_at(at);
-      if constexpr (kFours) {
-        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
-      } else if (is_inside(place)) {
-        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
-      }
-    }
+  const auto finish_own = [&](auto fours) {
+    finish_part(fours, block * part, own_part, received, part * 4, p.blocks,
+                integral_constant<int, kMostBlocks>(), [&] { WaitBarrier(SharedAddress(&exchange), 0); });
   };
   if (p.stores_fours) {
-    finish(std::bool_constant<true>());
+    finish_own(bool_constant<true>());
   } else {
-    finish(std::bool_constant<false>());
+    finish_own(bool_constant<false>());
   }
 }
 
 template <typename Source, typename Column, typename T>
-__global__ void __launch_bounds__(T::kBlock, T::kBlocks)
+__global__ void __launch_bounds__(kThreadsOf<T>, T::kBlocks)
     ProductTiles(const __grid_constant__ typename T::Params p) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if constexpr (!kIsAsync<T>)  // those are launched on Hopper alone
@@ -610,8 +688,8 @@ template <typename Column>
 __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__ SliceParams p) {
   const unsigned at = StartThread();
   if (at >= p.product.count) return;
-  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.slice_stride + at]}}; };
-  const float sum = AddSlices(p.product.slices, load).v[0];
+  const auto load = [&](int s) { return Fours{{p.product.x[s * p.product.block_stride + at]}}; };
+  const float sum = AddSlices<kMostSlices>(p.product.blocks, load).v[0];
   const unsigned line = kStoresColumns<Column> ? at : Divided(at, p.product.by_pixels).quotient;
   p.product.y[at] = FinishSum(p.product, static_cast<int>(line) % p.outputs, sum, ResidualAt(p.product, at));
 }
@@ -620,34 +698,32 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 template <typename T>
 constexpr int SharedBytes(bool in_cluster) {
-  constexpr int kStaged = T::kStages * kStageFloats<T>;
-  const int received = in_cluster ? T::kOutputs + 4 * kMostSlices : 0;
+  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
+  const int received = in_cluster ? T::kOutputs + 4 * kMostBlocks : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
 
-// Which part of the blocks that there is room for clusters of so many make: each lies within about 16 multiprocessors.
-inline double PartInClusters(int blocks, int at_once) {
-  const int room = 16 * at_once;
-  return static_cast<double>(room / blocks * blocks) / room;
-}
-
-// About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once.
+// About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once; what
+// the tile says itself, where it does.
 template <typename T>
 double CostOf(const SplitParams& p, int slices, int multiprocessors) {
-  using Rates = ProductRates;
-  constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
-  const double tiles =
-      static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
-  const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
-  const double part = p.more_slices ? PartInClusters(slices, at_once) : 1;
-  const double blocks = std::ceil(tiles * slices / (multiprocessors * part));
-  const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
-  const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
-  const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
-  const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
-  const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
-  return Rates::kStart + Rates::JoinOf(slices) +
-         blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
+  if constexpr (requires { T::CostOf(p, slices, multiprocessors); }) {
+    return T::CostOf(p, slices, multiprocessors);
+  } else {
+    using Rates = ProductRates;
+    constexpr int kThreadsAtOnce = 65536 / T::kRegisters, kShared = 227 << 10;
+    const double tiles =
+        static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
+    const int at_once = std::min(kThreadsAtOnce / T::kBlock, kShared / SharedBytes<T>(slices > 1));
+    const double blocks = std::ceil(tiles * slices / multiprocessors);
+    const double under_way = std::min<double>(blocks, at_once) * T::kOutputs;
+    const double rate = T::kProducts * under_way / (under_way + Rates::kHiding);
+    const double longest = static_cast<double>(BlocksFor(p.depth, int64_t{slices} * T::kDepth)) * T::kDepth;
+    const double bytes = (T::kWeightBytes * T::kRows + 4.0 * T::kColumns) * longest;
+    const double stored = 4.0 * T::kOutputs / (slices == 1 ? Rates::kBytes : Rates::kSent);
+    return Rates::kStart + Rates::JoinOf(slices) +
+           blocks * (std::max(T::kOutputs * longest / rate, bytes / Rates::kBytes) + stored);
+  }
 }
 
 // Calls fn with the tile of that number.
@@ -662,6 +738,7 @@ void WithTile(int index, const Fn& fn) {
 template <typename Column, typename T>
 inline constexpr bool kMayUse = kStoresColumns<Column> || T::kColumns >= kWarp;
 
+// The first tile where no other can make so many slices on a device.
 struct TileChoice {
   int tile = 0;
   double cost = std::numeric_limits<double>::infinity();
@@ -672,7 +749,8 @@ TileChoice CheapestTile(const SplitParams& p, int slices, const Device& device) 
   for (int i = 0; i < static_cast<int>(std::tuple_size_v<Tiles>); ++i) {
     WithTile<Tiles>(i, [&](auto tile) {
       using T = decltype(tile);
-      if (!kMayUse<Column, T> || SharedBytes<T>(false) > device.shared_bytes) return;
+      if (!kMayUse<Column, T> || slices % kTeamsOf<T> != 0 || SharedBytes<T>(false) > device.shared_bytes)
+        return;
       const double cost = CostOf<T>(p, slices, device.multiprocessors);
       if (cost < best.cost) best = {i, cost};
     });
@@ -730,13 +808,13 @@ inline bool IsNear(const ProductParams& p) {
 
 template <typename Source, typename Column, typename T>
 void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
-  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.slices));
+  p.by_part = MakeDivisor(BlocksFor(T::kOutputs / 4, p.blocks));
   const dim3 grid(BlocksFor(p.columns, T::kColumns), BlocksFor(p.rows, T::kRows),
-                  static_cast<unsigned>(p.groups) * p.slices);
+                  static_cast<unsigned>(p.groups) * p.blocks);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
-  const LaunchShape shape{grid, T::kBlock, SharedBytes<T>(p.in_cluster),
-                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
+  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster),
+                          Dim(1, 1, p.in_cluster ? p.blocks : 1)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
@@ -771,11 +849,11 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
                        const Launch& launch) {
   constexpr int kFirstClusters = 90, kLargeClusters = 90, kMostPortable = 8;
   if (geometry.slices > 1) text += " slices " + std::to_string(geometry.slices);
-  geometry.in_cluster = geometry.slices > 1 && device.capability >= kFirstClusters &&
-                        (geometry.slices <= kMostPortable || device.capability == kLargeClusters) &&
-                        shared_bytes <= device.shared_bytes;
-  if (geometry.slices == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
-  geometry.slice_stride = BlocksFor(geometry.count, 64) * int64_t{64};
+  const int most = device.capability == kLargeClusters ? kMostBlocks : kMostPortable;
+  geometry.in_cluster = geometry.blocks > 1 && device.capability >= kFirstClusters &&
+                        geometry.blocks <= most && shared_bytes <= device.shared_bytes;
+  if (geometry.blocks == 1 || geometry.in_cluster) return MakeKernelPlan(text, geometry, launch);
+  geometry.block_stride = BlocksFor(geometry.count, 64) * int64_t{64};
   const auto in_memory = [=](const Run& run, const Params& p) {
     Params slices = p;
     slices.y = static_cast<float*>(run.workspace);
@@ -787,7 +865,7 @@ NodePlanPtr PlanSlices(std::string text, Params geometry, const Device& device, 
     run.LaunchFor(p.count, FinishSlices<Column>, kThreads, finish);
   };
   return MakeKernelPlan(text + " in memory", geometry, in_memory,
-                        static_cast<size_t>(geometry.slices * geometry.slice_stride) * sizeof(float));
+                        static_cast<size_t>(geometry.blocks * geometry.block_stride) * sizeof(float));
 }
 
 template <typename Tiles, typename Column, typename Params>
@@ -795,13 +873,18 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
                         const FloatTiling& tiling = {}) {
   Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
+  bool may_use = false;
+  WithTile<Tiles>(tiling.tile,
+                  [&](auto known) { may_use = geometry.slices % kTeamsOf<decltype(known)> == 0; });
   const int tile =
-      tiling.tile >= 0 ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
+      may_use ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
   std::string text = name;
   int shared_bytes = 0;
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
+    if (kTeamsOf<T> > 1) text += " by " + std::to_string(kTeamsOf<T>) + " teams";
+    geometry.blocks = geometry.slices / kTeamsOf<T>;
     shared_bytes = SharedBytes<T>(true);
   });
   // Outputs that lie side by side.

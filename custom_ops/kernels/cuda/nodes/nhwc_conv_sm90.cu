@@ -385,7 +385,7 @@ struct NhwcBlock {
       float all[kChannelsOfThread];
 #pragma unroll
       for (int first = 0; first < kChannelsOfThread; first += 4) {
-        const Fours four = AddInTurn<kMostSlices>(p.slices, 0, [&](int s) {
+        const Fours four = AddInTurn<kMostBlocks>(p.slices, 0, [&](int s) {
           const float4 v = *reinterpret_cast<const float4*>(received + s * part + at + first);
           return Fours{{v.x, v.y, v.z, v.w}};
         });
@@ -643,7 +643,7 @@ class PackedNhwcConv final : public PackedNode {
     SetShapes(op_, is_few, fed[0], y, geometry);
     geometry.limits = LimitsOf(fed, shared_.limits);
     geometry.adds_last = last_.Has(1), geometry.makes_last = last_.y;
-    const int most = std::min(geometry.k_tiles, kMostSlices);
+    const int most = std::min(geometry.k_tiles, kMostBlocks);
     geometry.slices = CheapestSlices(most, tiling_.slices, [&, device = DeviceOfEstimates()](int slices) {
       return CheapestTile<kOf>(geometry, slices, device).cost;
     });

@@ -95,8 +95,8 @@ PackedNodePtr Pack(const FloatMatmulOp& op, const Device& device, FloatPrecision
 PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision precision,
                    const Limits& limits = {});
 // The same in float32 with what tests and benchmarks ask for instead of what is estimated to be cheapest: one of the
-// tiles, of which a Conv has all but the last, and at most so many slices of the sums: powers of two up to 16, without
-// Tensor Cores 3, 6 and 12, too.
+// tiles, of which a Conv has all but the last, where it can make the slices, and at most so many slices of the sums:
+// powers of two up to 16, without Tensor Cores up to 64 and 3, 6, 12, 24 and 48, too.
 struct FloatTiling {
   static constexpr int kTiles = 6, kTensorTiles = 4;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   }
   LetSuccessorsStart();
 
-  float* const y = p.y + slice * p.slice_stride;
+  float* const y = p.y + slice * p.block_stride;
   const int part = kPairs / p.slices, part_bits = 31 - __clz(part);
   if (p.in_cluster) ClusterWait();
   float* const staged = points;  // [points][kPassRows][kPassPitch]
@@ -281,7 +281,8 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
       return Fours{{v.x, v.y, v.z, v.w}};
     };
     const int pair = slice * part + at;
-    StoreSquare(p, y, i0 + RowOfPair(pair), square0 + pair % kSquares, AddSlices(p.slices, load));
+    StoreSquare(p, y, i0 + RowOfPair(pair), square0 + pair % kSquares,
+                AddSlices<kMostBlocks>(p.slices, load));
   }
 }
 
@@ -294,20 +295,20 @@ dim3 GridOf(const WinogradParams& p) {
 }
 
 // As CostOf of float_tiles.cuh: about how many clocks of a multiprocessor of the GPUs that this was made for, whatever GPU
-// is there, since it decides the bits. Fitted to five layers on an H100 at batch 1 and 16, to a factor of 1.7.
+// is there, since it decides the bits. Fitted to nine layers on an H100 at batch 1 and 16, to a factor of 1.09.
 double CostOf(const WinogradParams& p, int slices) {
   using Rates = ProductRates;
-  constexpr double kProducts = 58;
+  constexpr double kStart = 3500, kProducts = 50;
   constexpr double kTransform = 2000;  // of the outputs, and their stores
-  // A multiprocessor has one block at a time, and seven clusters of 16 find room.
-  const double multiprocessors = slices > 8 ? 112 : 132;
+  // A multiprocessor has one block at a time; 30 clusters of four find room, 15 of eight and seven of 16.
+  const double multiprocessors = slices > 8 ? 112 : slices > 2 ? 120 : 132;
   const double blocks = std::ceil(static_cast<double>(BlocksFor(p.squares, kSquares)) *
                                   BlocksFor(p.rows, kRows) * slices / multiprocessors);
   const double steps = BlocksFor(p.depth / kDepth, slices);
   const double step = std::max(kPoints * kPairs * kDepth / kProducts,
                                (kWeightFloats + kBlock * kSide) * sizeof(float) / Rates::kBytes);
   const double sent = slices > 1 ? kReceived * sizeof(float) / Rates::kSent : 0;
-  return Rates::kStart + Rates::JoinOf(slices) + blocks * (steps * step + kTransform + sent);
+  return kStart + Rates::JoinOf(slices) + blocks * (steps * step + kTransform + sent);
 }
 
 int CheapestSlices(const WinogradParams& p, int asked) {
@@ -359,7 +360,7 @@ void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device
 bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
 
 NodePlanPtr PlanSquares(WinogradParams geometry, const Device& device, int slices) {
-  geometry.slices = CheapestSlices(geometry, slices);
+  geometry.blocks = geometry.slices = CheapestSlices(geometry, slices);
   const auto launch = [device](const Run& run, WinogradParams p) {
     p.stores_pairs = p.windows.w.out % kMade == 0 && ArePairs(p.y) && ArePairs(p.residual);
     LaunchSquares(run, p, device);

@@ -220,7 +220,8 @@ double CostOfPlanes(const FloatConvOp& op, const TensorShape& x, const TensorSha
   if (op.out_channels < kFewest || std::max(count(points), count(sums)) >= static_cast<double>(kMost)) {
     return std::numeric_limits<double>::infinity();
   }
-  const double floats = count(x) + count(points) + count(sums) + count(y);
+  const double weights = double{kPoints} * static_cast<double>(op.in_channels * op.out_channels);
+  const double floats = count(x) + count(points) + count(sums) + count(y) + weights;
   return 2 * kPass + floats * sizeof(float) / kBytes + CostOfTiles(ProductsOf(op), points, sums);
 }
 

@@ -444,7 +444,7 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
   if (!is_transformed) c.tiling.emplace();
   if (draw.Coin(0.8)) {
-    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 16));
+    const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 64));
     if (is_transformed) {
       c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
     } else {
@@ -591,9 +591,13 @@ Case MakeConv(Draw& draw) {
   FloatConvOp op;
   op.group = draw.Coin(0.6) ? 1 : draw.Int(2, 6);
   const bool depthwise = op.group > 1 && draw.Coin();
-  const int64_t channels = draw.Coin(0.3) ? 32 * draw.Int(1, 2) : draw.Int(1, draw.Coin() ? 12 : 40);
+  const bool is_deep = op.group == 1 && draw.Coin(0.05);  // sums of many slices
+  const int64_t channels = is_deep          ? 16 * draw.Int(12, 40)
+                           : draw.Coin(0.3) ? 32 * draw.Int(1, 2)
+                                            : draw.Int(1, draw.Coin() ? 12 : 40);
   op.in_channels = op.group * (depthwise ? 1 : channels);
-  op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, draw.Coin() ? 40 : 150 / op.group));
+  const int64_t most_outputs = is_deep || draw.Coin() ? 40 : 150 / op.group;
+  op.out_channels = op.group * (depthwise ? 1 : draw.Int(1, most_outputs));
   op.window = DrawWindow(draw, 3);
   if (UsesTensorCores(c.precision) && draw.Coin()) {  // as images with the channels last have them
     op.group = 1;
