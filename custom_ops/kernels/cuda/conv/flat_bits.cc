@@ -64,15 +64,11 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
   return problem.m == 0 ? "no rows" : "";
 }
 
-int64_t StepsOf(const ConvProblem& problem, const ConvConfig& config) {
-  return CeilDiv(Steps(problem.geometry), config.splits);
-}
-
-// Where blocks of a cluster, or all threads of one, meet: behind codes, weights and ones.
+// Where sums wait that do not leave from the registers: behind codes, weights and ones.
 int64_t ExchangeOffset(const ConvProblem& problem, const ConvConfig& config) {
   const int64_t codes = FlatCodePlanes(problem.x.bits) * kFlatStepWords * kFlatWordBytes,
                 columns = FlatColumns(config.tile_n, problem.w_bits.fit) / 8 * kFlatEightBytes;
-  return StepsOf(problem, config) * (codes + columns);
+  return Steps(problem.geometry) * (codes + columns);
 }
 
 int64_t BytesOf(const ConvProblem& problem, const ConvConfig& config) {
@@ -91,28 +87,22 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
   for (const int tile_n : kWidths) {
     if (!HasFlatInstance(tile_n, problem.w_bits.fit, FlatCodePlanes(problem.x.bits))) continue;
     if (tile_n > 16 && problem.n <= tile_n / 2) continue;
-    ConvConfig config{&kFlatBitsRow, kFlatRows, tile_n};
-    if (CeilDiv(problem.n, tile_n) > kMaxColumns) continue;
-    for (config.splits = 1; config.splits <= std::min<int64_t>(8, Steps(problem.geometry));
-         config.splits *= 2) {
-      if (config.splits > 1 && Tiles(problem, config) * config.splits > 2 * int64_t{device.multiprocessors})
-        break;
-      if (BytesOf(problem, config) <= device.shared_bytes) out.push_back(config);
-    }
+    const ConvConfig config{&kFlatBitsRow, kFlatRows, tile_n};
+    if (CeilDiv(problem.n, tile_n) <= kMaxColumns && BytesOf(problem, config) <= device.shared_bytes)
+      out.push_back(config);
   }
 }
 
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
-  const int64_t blocks = Tiles(problem, config) * config.splits;
+  const int64_t blocks = CeilDiv(problem.m, kFlatRows) * CeilDiv(problem.n, config.tile_n);
   const double at_once = static_cast<double>(CeilDiv(blocks, device.multiprocessors));
-  const double steps = static_cast<double>(StepsOf(problem, config)), planes = problem.x.bits,
+  const double steps = static_cast<double>(Steps(problem.geometry)), planes = problem.x.bits,
                columns = FlatColumns(config.tile_n, problem.w_bits.fit), outputs = kFlatRows * config.tile_n;
   const bool of_planes = problem.planes.x > 0;
   // Bytes of a step, and what they take to come.
   const double codes = of_planes ? planes * kFlatStepWords * kFlatWordBytes / 60 : 8 * 64 * 32 / 20.0;
   const double step = codes + columns * 32 / 60 + planes * (18 + columns / 4);
-  double clocks = 1900 + EstimateBusy(blocks, device) + at_once * (steps * step + outputs * 0.12);
-  if (config.splits > 1) clocks += 177 + at_once * outputs * 0.413;
+  const double clocks = 1900 + EstimateBusy(blocks, device) + at_once * (steps * step + outputs * 0.12);
   return clocks / kClocksPerMicrosecond;
 }
 
@@ -148,6 +138,6 @@ const ConvRow kFlatBitsRow = {
      .microseconds = Microseconds,
      .launcher = Launcher,
      .weights = &kFlatBitWeights,
-     .traits = {.reads_planes = true}}};
+     .traits = {.reads_planes = true, .stores_planes = true, .stores_planes_of_integers = true}}};
 
 }  // namespace lowbit::cuda

@@ -41,6 +41,8 @@ struct FlatBitsParams : TileParams, SumsParams {
   int words = 0;                      // of a plane of codes
   int row_bytes = 0;                  // of codes
   bool of_planes = false;             // codes come so, else as bytes
+  // Sums of all of K are finished in registers, four channels at once.
+  bool finishes_fours = false;
   // What a bit of the highest plane counts, negative of codes with signs; the bits that codes are read of.
   int x_top = 1;
   uint32_t x_mask = 0;

@@ -4,7 +4,7 @@
 //   sum of q w = 2^shift * sum of c_j 2^i popcount(q_j AND b_i) + lowest * (sum of q),
 // and rows of ones behind those of weights count the bits of q for the last term.
 //
-// A block has 64 rows of codes and few channels, with all of K or a cluster's share of it at once. The planes of weights
+// A block has 64 rows of codes and few channels, with all of K at once. The planes of weights
 // lie one behind the other along the columns of one product, each plane of codes is multiplied with all of them.
 //
 //   A   [plane][word][64 rows][16 bytes]                     as planes lie in memory (core/bit_planes.h)
@@ -22,16 +22,18 @@ namespace {
 constexpr int kConsumers = kWarpgroup, kCutters = 256;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// 16 codes of a row from `channel` on; 0 past its last one.
-__device__ __forceinline__ uint4 LoadCodes(const FlatBitsParams& p, int row, int channel) {
-  const uint8_t* const from = p.x + static_cast<int64_t>(row) * p.row_bytes + channel;
-  if (row >= p.m || channel >= p.row_bytes) return {};
-  if (p.row_bytes % 16 == 0) return *reinterpret_cast<const uint4*>(from);
+// 16 codes of a row from `channel` on; 0 past its last one, or where `is_row` has it. kWhole: rows are whole chunks.
+template <bool kWhole>
+__device__ __forceinline__ uint4 LoadCodes(const uint8_t* row, int channel, int row_bytes, bool is_row) {
   uint4 codes = {};
+  if constexpr (kWhole) {
+    if (is_row && channel < row_bytes) codes = *reinterpret_cast<const uint4*>(row + channel);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const unsigned code = channel + i < p.row_bytes ? from[i] : 0u;
-    (&codes.x)[i / 4] |= code << i % 4 * 8;
+    for (int i = 0; i < 16; ++i) {
+      const unsigned code = is_row && channel + i < row_bytes ? row[channel + i] : 0u;
+      (&codes.x)[i / 4] |= code << i % 4 * 8;
+    }
   }
   return codes;
 }
@@ -68,60 +70,49 @@ struct FlatBits {
   };
 
   const FlatBitsParams& p;
-  const bool cluster;
   Static& fixed;
   const SharedTiles tiles;
 
   const ThreadPlace own;
   const TilePosition at = TilePosition::Of<kFlatRows, kTileN>(p);
-  const int steps = at.k_end - at.k_begin, words = steps * kFlatStepWords,
-            first_word = at.k_begin * kFlatStepWords, there = min(words, p.words - first_word);
-  const int eight_bytes = steps * kFlatEightBytes, weights = kCodePlanes * words * kFlatWordBytes,
+  const int words = p.k_tiles * kFlatStepWords;  // of a plane, the last of which may be none
+  const int eight_bytes = p.k_tiles * kFlatEightBytes, weights = kCodePlanes * words * kFlatWordBytes,
             ones = weights + kWeightPlanes * kEights * eight_bytes;
   const uint32_t full = SharedAddress(&fixed.full);
 
   __device__ __forceinline__ void SetUp() const {
-    const int thread = static_cast<int>(threadIdx.x), rows = min(kFlatRows, p.m - at.m0);
+    const int thread = static_cast<int>(threadIdx.x);
+    FetchParams(p);
     if (own.warp == 0) {
       if (own.lane == 0) {
         InitBarrier(full, 1);
         FenceBarrierInit();
-        const int of_codes = p.of_planes ? kCodePlanes * there * rows * kPlaneWordBytes : 0;
-        ArriveExpecting(full, kWeightPlanes * kEights * eight_bytes + of_codes);
+        ArriveExpecting(full, kWeightPlanes * kEights * eight_bytes);
       }
       __syncwarp();
       for (int i = own.lane; i < kWeightPlanes * kEights; i += 32) {
         const int eight = i / kEights * p.eights + at.n0 / 8 + i % kEights;
         BulkCopy(tiles.at + weights + i * eight_bytes,
-                 p.weights + static_cast<int64_t>(eight * p.k_tiles + at.k_begin) * kFlatEightBytes,
-                 eight_bytes, full);
+                 p.weights + static_cast<int64_t>(eight) * eight_bytes, eight_bytes, full);
       }
     }
-    if (cluster) fixed.state.BeginCluster(kFlatRows);
     MakeOnes(thread);
     if (thread < kConsumers) fixed.state.template FetchConstants<kConsumers>(p, at, thread);
-    CommitCopies();
-    WaitForPredecessors();
-    if (!p.of_planes) {
-      Cut(thread);
-    } else if (own.warp == 0) {
-      for (int i = own.lane; i < kCodePlanes * words; i += 32) {
-        const int plane = i / words, word = i - plane * words;
-        if (word >= there) continue;
-        const int64_t pixel = static_cast<int64_t>(plane * p.words + first_word + word) * p.m + at.m0;
-        BulkCopy(tiles.at + i * kFlatWordBytes, p.x + pixel * kPlaneWordBytes, rows * kPlaneWordBytes, full);
-      }
+    if (p.of_planes) {
+      FetchPlanes(thread);
+    } else {
+      WaitForPredecessors();
+      p.row_bytes % 16 == 0 ? Cut<true>(thread) : Cut<false>(thread);
     }
+    CommitCopies();
+    WaitForCopies<0>();
     FenceAsyncProxy();
   }
 
   __device__ __forceinline__ bool Loads() const { return own.group > 0; }
   __device__ __forceinline__ void Load() const {}  // has cut
 
-  __device__ __forceinline__ void Begin() const {
-    WaitForCopies<0>();
-    SyncThreads<kConsumers>();
-  }
+  __device__ __forceinline__ void Begin() const {}
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
     int counts[kCodePlanes][kColumns / 2] = {};
@@ -133,9 +124,9 @@ struct FlatBits {
     uint64_t b = PlainDescriptor(tiles.at + weights, eight_bytes);
     WaitBarrier(full, 0);
     hold();
-    WgmmaFence();
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < p.k_tiles; ++step) {
+      WgmmaFence();
 #pragma unroll
       for (int plane = 0; plane < kCodePlanes; ++plane)
         MultiplyBits<kColumns>(counts[plane], PlacesDescriptor(a + plane * words * (kFlatWordBytes >> 4)), b);
@@ -165,11 +156,21 @@ struct FlatBits {
     }
   }
 
+  // Where four channels are finished together, sums leave from the registers: through shared memory a thread
+  // has several times as many instructions before it, whose latencies nothing hides.
   __device__ __forceinline__ void Finish(const int (&sums)[kSums]) const {
     const int row = own.thread / 32 * 16 + own.lane / 4, column = own.lane % 4 * 4;
-    FinishTile<kFlatRows, kTileN, kConsumers, false, Finish::kThroughMemory>(
-        p, at, tiles.data, fixed.state, cluster,
-        [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+    if (!p.finishes_fours) {
+      FinishTile<kFlatRows, kTileN, kConsumers, false, Finish::kThroughMemory>(
+          p, at, tiles.data, fixed.state, false,
+          [&](const auto& f) { ForEachFour<kTileN>(sums, row, column, f); });
+      return;
+    }
+    if (p.epilogue.quantized_output) {
+      FinishCodes(sums, row, column);
+    } else {
+      FinishFloats(sums, row, column);
+    }
   }
 
  private:
@@ -179,28 +180,136 @@ struct FlatBits {
 #pragma unroll 1
     for (int i = thread; i < chunks; i += static_cast<int>(blockDim.x)) {
       const int word = i / 8 % words;
-      const unsigned bits = word < there ? ~0u : 0u;
+      const unsigned bits = word < p.words ? ~0u : 0u;
       *reinterpret_cast<uint4*>(tiles.data + ones + i * kPlaneWordBytes) = make_uint4(bits, bits, bits, bits);
     }
   }
 
-  // Each four threads have a row.
-  __device__ __forceinline__ void Cut(int thread) const {
-    static_assert(kCutters == 4 * kFlatRows);
-    const int row = thread / 4, quarter = thread % 4;
-    uint8_t* const to = tiles.data + row * kPlaneWordBytes + quarter * 4;
-#pragma unroll 4
-    for (int word = 0; word < there; ++word) {
-      unsigned halves[2][kCodePlanes];
+  // f(i, four), of a thread's i-th four neighbouring sums of each of its two rows.
+  template <typename F>
+  __device__ __forceinline__ void ForEachBiased(const int (&sums)[kSums], int column, const F& f) const {
+    int i = 0;
+    ForEachFour<kTileN>(sums, 0, column, [&](int, int first, const int4& top, const int4& bottom) {
+      const int4 bias = *reinterpret_cast<const int4*>(fixed.state.bias + first);
+      const int4 both[] = {Plus(top, bias), Plus(bottom, bias)};
+      f(i++, first, both);
+    });
+  }
+
+  // f32(sum) * scale, to nothing else.
+  __device__ __forceinline__ void FinishFloats(const int (&sums)[kSums], int row, int column) const {
+    float* const y = static_cast<float*>(p.y) + static_cast<int64_t>(at.m0 + row) * p.n + at.n0;
+    ForEachBiased(sums, column, [&](int, int first, const int4(&both)[2]) {
+      const float4 scale = *reinterpret_cast<const float4*>(fixed.state.scale + first);
+      if (at.n0 + first >= p.n) return;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int channel = (first_word + word) * kPlaneChannels + half * (kPlaneChannels / 2) + quarter * 16;
-        HalvesOfChunks(LoadCodes(p, at.m0 + row, channel), p.x_mask, quarter, halves[half]);
+      for (int i = 0; i < 2; ++i) {
+        if (at.m0 + row + 8 * i >= p.m) continue;
+        *reinterpret_cast<float4*>(y + static_cast<int64_t>(8 * i) * p.n + first) =
+            lowbit::cuda::Multiply(AsFloats<false>(both[i]), scale);
+      }
+    });
+  }
+
+  __device__ __forceinline__ void FinishCodes(const int (&sums)[kSums], int row, int column) const {
+    constexpr int kFours = kTileN / 16;
+    const EpilogueParams& e = p.epilogue;
+    const auto index = [&](int i, int four) {
+      return static_cast<int64_t>(at.m0 + row + 8 * i) * p.n + at.n0 + column + 16 * four;
+    };
+    const auto is_output = [&](int i, int four) {
+      return at.m0 + row + 8 * i < p.m && at.n0 + column + 16 * four < p.n;
+    };
+    unsigned codes[2][1][kFours] = {};  // of a row and the one eight below, the residuals at first
+    if (e.has_residual) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int four = 0; four < kFours; ++four) {
+          if (!is_output(i, four)) continue;
+          codes[i][0][four] =
+              *reinterpret_cast<const unsigned*>(static_cast<const uint8_t*>(p.residual) + index(i, four));
+        }
+      }
+    }
+    WithIntegers(e, [&](const auto& requantize) {
+      ForEachBiased(sums, column, [&](int four, int first, const int4(&both)[2]) {
+        unsigned of_rows[] = {codes[0][0][four], codes[1][0][four]};
+        requantize(both, fixed.state.Four(first), of_rows);
+        codes[0][0][four] = of_rows[0];
+        codes[1][0][four] = of_rows[1];
+      });
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (kTileN == kPlaneChannels / 2) {
+        if (e.plane_count > 0) {
+          if (is_output(i, 0)) StoreWords(p, at.m0 + row + 8 * i, at.n0, own.lane % 4, codes[i]);
+          continue;
+        }
       }
 #pragma unroll
-      for (int plane = 0; plane < kCodePlanes; ++plane) {
-        *reinterpret_cast<unsigned*>(to + (plane * words + word) * kFlatWordBytes) =
-            JoinHalves(halves[0][plane], halves[1][plane]);
+      for (int four = 0; four < kFours; ++four) {
+        if (!is_output(i, four)) continue;
+        StoreInPlaces(e, at.m0 + row + 8 * i, at.n0 + column + 16 * four, codes[i][0][four]);
+        if (p.y != nullptr)
+          *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index(i, four)) = codes[i][0][four];
+      }
+    }
+  }
+
+  // By the threads themselves: what the tensor memory accelerator fetches comes later, and nothing is to do meanwhile.
+  __device__ __forceinline__ void FetchPlanes(int thread) const {
+    static_assert(kConsumers == 2 * kFlatRows);
+    const int row = thread % kFlatRows, first = thread / kFlatRows;
+    const int64_t word_bytes = static_cast<int64_t>(p.m) * kPlaneWordBytes;
+    const uint8_t* from = p.x + first * word_bytes + (at.m0 + row) * kPlaneWordBytes;
+    uint32_t to = tiles.at + first * kFlatWordBytes + row * kPlaneWordBytes;
+    const bool is_row = at.m0 + row < p.m;
+    WaitForPredecessors();
+    if (!is_row) return;
+#pragma unroll
+    for (int plane = 0; plane < kCodePlanes; ++plane) {
+#pragma unroll 4
+      for (int word = first; word < p.words; word += 2)
+        CopyAsync<16>(to + (word - first) * kFlatWordBytes, from + (word - first) * word_bytes);
+      to += words * kFlatWordBytes;
+      from += p.words * word_bytes;
+    }
+  }
+
+  // Each four threads have a row.
+  template <bool kWhole>
+  __device__ __forceinline__ void Cut(int thread) const {
+    static_assert(kCutters == 4 * kFlatRows);
+    constexpr int kAtOnce = 8;  // words on their way
+    const int row = thread / 4, quarter = thread % 4;
+    const uint8_t* const from = p.x + static_cast<int64_t>(at.m0 + row) * p.row_bytes;
+    uint8_t* const to = tiles.data + row * kPlaneWordBytes + quarter * 4;
+    const bool is_row = at.m0 + row < p.m;
+#pragma unroll 1
+    for (int begin = 0; begin < p.words; begin += kAtOnce) {
+      uint4 codes[kAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int channel =
+              (begin + i) * kPlaneChannels + half * (kPlaneChannels / 2) + quarter * 16;
+          codes[i][half] = LoadCodes<kWhole>(from, channel, p.row_bytes, is_row && begin + i < p.words);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i >= p.words) break;
+        unsigned halves[2][kCodePlanes];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) HalvesOfChunks(codes[i][half], p.x_mask, quarter, halves[half]);
+#pragma unroll
+        for (int plane = 0; plane < kCodePlanes; ++plane) {
+          *reinterpret_cast<unsigned*>(to + (plane * words + begin + i) * kFlatWordBytes) =
+              JoinHalves(halves[0][plane], halves[1][plane]);
+        }
       }
     }
   }
@@ -209,24 +318,32 @@ struct FlatBits {
 
 template <int kTileN, int kWeightPlanes, int kCodePlanes>
 __global__ void __launch_bounds__(kCutters, 1)
-    ConvFlatBits(const __grid_constant__ FlatBitsParams p, bool cluster) {
+    ConvFlatBits(const __grid_constant__ FlatBitsParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = FlatBits<kTileN, kWeightPlanes, kCodePlanes>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
-  RunPipeline(Pipeline{p, cluster, fixed, SharedTiles(unaligned)});
+  RunPipeline(Pipeline{p, fixed, SharedTiles(unaligned)});
 #endif
 }
 
 }  // namespace
 
-cudaError_t LaunchFlatBits(const FlatBitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
+cudaError_t LaunchFlatBits(const FlatBitsParams& params, const ConvConfig& config,
+                           const LaunchOptions& options) {
+  FlatBitsParams p = params;
+  const EpilogueParams& e = p.epilogue;
+  const bool is_product = !e.has_residual && !e.adds_floats && e.tail_count == 0 && e.place_count == 0;
+  p.finishes_fours = e.quantized_output ? p.requantizes_fours : is_product && p.n % 4 == 0;
   return std::visit(
       [&](auto tile_n, auto w_planes, auto code_planes) {
         if constexpr (HasFlatInstance(tile_n, w_planes, code_planes) &&
                       HasInstance(tile_n == 16 || w_planes * code_planes == 1)) {
-          return LaunchTiled<ConvFlatBits<tile_n, w_planes, code_planes>>(
-              p, config, options, p.of_planes ? kConsumers : kCutters);
+          return LaunchKernel<ConvFlatBits<tile_n, w_planes, code_planes>>(
+              options,
+              {Dim((p.m + kFlatRows - 1) / kFlatRows, p.n_tiles), p.of_planes ? kConsumers : kCutters,
+               options.shared_bytes},
+              p);
         } else {
           return cudaErrorInvalidValue;
         }

@@ -56,6 +56,8 @@ void SyncThreads(int barrier = 1) {
 
 template <typename T>
 void KeepInRegister(T&) {}
+template <typename Params>
+void FetchParams(const Params&) {}
 
 template <bool kSigned>
 int DotFour(int x, int w, int sum) {
