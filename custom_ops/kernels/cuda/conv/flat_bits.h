@@ -33,6 +33,9 @@ constexpr bool HasFlatInstance(int tile_n, int w_planes, int code_planes) {
   return FlatColumns(tile_n, w_planes) / 2 * code_planes <= 160;
 }
 
+// From row to row of sums that wait in shared memory.
+constexpr int FlatStagedInts(int tile_n) { return tile_n + 8; }
+
 // k_tiles: steps.
 struct FlatBitsParams : TileParams, SumsParams {
   int w_planes = 1, code_planes = 1;  // of the instance
@@ -43,6 +46,7 @@ struct FlatBitsParams : TileParams, SumsParams {
   bool of_planes = false;             // codes come so, else as bytes
   // Sums of all of K are finished in registers, four channels at once.
   bool finishes_fours = false;
+  bool starts_early = false;  // the next kernel's blocks may come before this one has its turn
   // What a bit of the highest plane counts, negative of codes with signs; the bits that codes are read of.
   int x_top = 1;
   uint32_t x_mask = 0;

@@ -88,15 +88,6 @@ __device__ __forceinline__ void KeepInRegister(T& value) {
   }
 }
 
-// Brings a kernel's parameters near. The first access to each 64 bytes of them waits for memory, after every launch
-// anew: of what a kernel needs behind its predecessors that wait is otherwise in the way of all that follows.
-template <typename Params>
-__device__ __forceinline__ void FetchParams(const Params& params) {
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(Params)) / 4; i += 16)
-    asm volatile("" ::"r"(reinterpret_cast<const int*>(&params)[i]));
-}
-
 __device__ __forceinline__ void CommitCopies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

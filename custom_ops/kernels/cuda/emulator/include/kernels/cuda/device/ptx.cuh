@@ -56,8 +56,6 @@ void SyncThreads(int barrier = 1) {
 
 template <typename T>
 void KeepInRegister(T&) {}
-template <typename Params>
-void FetchParams(const Params&) {}
 
 template <bool kSigned>
 int DotFour(int x, int w, int sum) {
