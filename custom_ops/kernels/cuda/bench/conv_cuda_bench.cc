@@ -5,6 +5,7 @@
 //   lowbit_cuda_bench --bits 2,4 ..     weights of 2 bits by codes of 4, products of the APNN-TC paper besides
 //   lowbit_cuda_bench --bits 1,2 --planes 1,1 ..   the same in planes: of the input, of the output; layers that have them
 //   lowbit_cuda_bench --bits 1,2 --floats 1 ..     the same with float32 results, the sums' own four bytes
+//   lowbit_cuda_bench --layer apmm                 the paper's products in 8 bits, too
 //   lowbit_cuda_bench --pairs FILE      two convolutions whose outputs are added alone; FILE as above
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
@@ -428,7 +429,8 @@ int main(int argc, char** argv) {
       double totals[5] = {}, log_ratio = 0, worst_choice = 0;
       int at_or_below = 0;
       std::vector<Layer> layers(std::begin(kLayers), std::end(kLayers));
-      if (has_few_bits) layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
+      if (has_few_bits || only_layer.starts_with("ap"))
+        layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
       for (const Layer& layer : layers) {
         if (!only_layer.empty() && only_layer != layer.name) continue;
         const ConvSpec spec = MakeSpec(layer, random, variant);
@@ -474,9 +476,11 @@ int main(int argc, char** argv) {
         const double chosen_time = chosen == tuned ? tuned_time : measure(*plan(chosen), true, 9);
         const double serial_time = measure(*plan(tuned), false, 9);
         // No peer was recorded for fewer bits.
-        const double peer = has_few_bits ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
+        const double peer =
+            has_few_bits || layer.cudnn[b] == 0 ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
         at_or_below += tuned_time <= peer ? 1 : 0;
-        log_ratio += std::log((has_few_bits ? tuned_time : layer.cudnn[b]) / tuned_time);
+        log_ratio +=
+            std::log((has_few_bits || layer.cudnn[b] == 0 ? tuned_time : layer.cudnn[b]) / tuned_time);
         worst_choice = std::max(worst_choice, chosen_time / tuned_time);
         const double row[] = {tuned_time, chosen_time, serial_time, layer.cudnn[b], layer.cutlass[b]};
         std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "
