@@ -110,7 +110,7 @@ VARIANTS = (
 
 
 def model_of(layer: Layer, variant: Variant) -> onnx.ModelProto:
-    """Many copies of a layer: in a row; or they read one input, all outputs the model's, so that none is dead."""
+    """Many copies of a layer: in a row; or reading one input, all outputs the model's: none is dead."""
     problem = Problem.seeded(layer, Pair.parse(variant.bits))
     nodes, constants = [], {}
     for i in range(COPIES):
