@@ -61,6 +61,7 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
            "many bits "
            "as of bytes";
   if (problem.m > kMostRows) return "more than 512 rows";
+  if (problem.planes.x > 0 && problem.planes.x != FlatCodePlanes(problem.planes.x)) return "three planes";
   return problem.m == 0 ? "no rows" : "";
 }
 
@@ -93,16 +94,16 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
   }
 }
 
-// Fitted to times of 64 rows by 128 to 4096 channels on an H100, in rows of equals.
+// Fitted to times of 64 rows by 128 to 4096 channels on an H100, float results, in rows of equals.
 double Microseconds(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   const int64_t blocks = Tiles(problem, config);
   const double at_once = static_cast<double>(CeilDiv(blocks, device.multiprocessors));
   const double steps = static_cast<double>(Steps(problem.geometry)), planes = problem.x.bits,
                columns = FlatColumns(config.tile_n, problem.w_bits.fit);
-  // Codes that come as bytes are eight times as many or fewer to fetch, and cut.
-  const double step = problem.planes.x > 0 ? 20 + 60 * planes : 430 + 110 * planes;
+  // Codes that come as bytes are up to eight times as many to fetch, and cut.
+  const double step = problem.planes.x > 0 ? 15 + 35 * planes : 450 + 70 * planes;
   const double clocks =
-      2170 + 80 * planes + 2 * columns + EstimateBusy(blocks, device) + at_once * steps * step;
+      1800 + 100 * planes + 8 * columns + EstimateBusy(blocks, device) + at_once * steps * step;
   return clocks / kClocksPerMicrosecond;
 }
 

@@ -80,10 +80,9 @@ struct FlatBits {
   const int eight_bytes = p.k_tiles * kFlatEightBytes, weights = kCodePlanes * words * kFlatWordBytes,
             ones = weights + kWeightPlanes * kEights * eight_bytes;
   const uint32_t full = SharedAddress(&fixed.full);
-  // Once the codes are there nothing hides what instructions take: what can be known before is.
-  uint32_t a = (tiles.at & 0x3FFFF) >> 4 | kFlatWordBytes >> 4 << 16;
-  uint64_t b = PlainDescriptor(tiles.at + weights, eight_bytes);
-  int steps = p.k_tiles, row = own.thread / 32 * 16 + own.lane / 4, column = own.lane % 4 * 4;
+  // Once the codes are there nothing hides what instructions take: what can be known before is. (Not the descriptors of
+  // operands, which are to stay in registers of the warp.)
+  int row = own.thread / 32 * 16 + own.lane / 4, column = own.lane % 4 * 4;
   int top_counts = p.x_top << p.w_shift, lowest = p.w_lowest;  // what a bit of the highest plane counts
   int64_t first_output = static_cast<int64_t>(at.m0 + row) * p.n + at.n0 + column;
 
@@ -104,9 +103,7 @@ struct FlatBits {
     }
     MakeOnes(thread);
     if (thread < kConsumers) fixed.state.template FetchConstants<kConsumers>(p, at, thread);
-    KeepInRegister(a);
-    KeepInRegister(b);
-    for (int* const value : {&steps, &row, &column, &top_counts, &lowest}) KeepInRegister(*value);
+    for (int* const value : {&row, &column, &top_counts, &lowest}) KeepInRegister(*value);
     KeepInRegister(first_output);
     if (p.starts_early) LetSuccessorsStart();
     if (p.of_planes) {
@@ -134,11 +131,11 @@ struct FlatBits {
     };
     WaitBarrier(full, 0);
     hold();
-    uint32_t codes = a;
-    uint64_t columns = b;
+    uint32_t codes = (tiles.at & 0x3FFFF) >> 4 | kFlatWordBytes >> 4 << 16;
+    uint64_t columns = PlainDescriptor(tiles.at + weights, eight_bytes);
+    WgmmaFence();
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      WgmmaFence();
+    for (int step = 0; step < p.k_tiles; ++step) {
 #pragma unroll
       for (int plane = 0; plane < kCodePlanes; ++plane) {
         MultiplyBits<kColumns>(counts[plane], PlacesDescriptor(codes + plane * words * (kFlatWordBytes >> 4)),
