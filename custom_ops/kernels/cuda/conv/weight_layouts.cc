@@ -45,7 +45,7 @@ WeightBits BitsOf(const Int8Weights& weights) {
     return bits;
   }
   const auto [least, most] = std::minmax_element(weights.values.begin(), weights.values.end());
-  bits.lowest = *least;
+  bits.lowest = static_cast<int32_t>(*least);
   uint32_t apart = 0;
   for (const int8_t w : weights.values) apart |= static_cast<uint32_t>(w - bits.lowest);
   bits.shift = apart == 0 ? 0 : std::countr_zero(apart);
