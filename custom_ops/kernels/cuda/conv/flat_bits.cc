@@ -16,13 +16,25 @@ int64_t Words(const ConvGeometry& g) { return CeilDiv(g.in_channels, kPlaneChann
 int64_t Steps(const ConvGeometry& g) { return CeilDiv(Words(g), kFlatStepWords); }
 int64_t Eights(const ConvGeometry& g) { return RoundUp(g.out_channels, kRows) / 8; }
 
+// Codes, weights and ones, all of K at once, and the sums that wait behind them.
+int64_t StagingOffset(const ConvGeometry& g, int x_bits, int w_bits, int tile_n) {
+  const int64_t codes = FlatCodePlanes(x_bits) * kFlatStepWords * kFlatWordBytes,
+                columns = FlatColumns(tile_n, w_bits) / 8 * kFlatEightBytes;
+  return Steps(g) * (codes + columns);
+}
+int64_t BlockBytes(const ConvGeometry& g, int x_bits, int w_bits, int tile_n) {
+  return 1024 + StagingOffset(g, x_bits, w_bits, tile_n) + kFlatRows * FlatStagedInts(tile_n) * 4;
+}
+
 // As many products of bits as take the time of one of bytes are no gain.
 constexpr int kMostProducts = 7;
+constexpr int64_t kMostBlockBytes = 223 << 10;  // of dynamic shared memory, on sm_90 (Device::shared_bytes)
 
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding != Encoding::kBipolar && x.bits <= 4 && bits.fit > 0 &&
          x.bits * bits.fit <= kMostProducts &&
-         HasFlatInstance(kWidths[0], bits.fit, FlatCodePlanes(x.bits)) && g.group == 1 && !g.transposed &&
+         HasFlatInstance(kWidths[0], bits.fit, FlatCodePlanes(x.bits)) &&
+         BlockBytes(g, x.bits, bits.fit, kWidths[0]) <= kMostBlockBytes && g.group == 1 && !g.transposed &&
          g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) == 0;
 }
@@ -57,23 +69,15 @@ void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bit
 std::string Refuse(const ConvProblem& problem, const Device& device) {
   if (device.capability != 90) return "needs sm_90a";
   if (!Fits(problem.geometry, problem.x, problem.w_bits))
-    return "windows, groups or strides; or codes of more than 4 bits, weights of more than 2, products of as "
-           "many bits "
-           "as of bytes";
+    return "windows, groups, strides or too long rows; codes of more than 4 bits, weights of more than 2, "
+           "as many products of bits as of bytes";
   if (problem.m > kMostRows) return "more than 512 rows";
   if (problem.planes.x > 0 && problem.planes.x != FlatCodePlanes(problem.planes.x)) return "three planes";
   return problem.m == 0 ? "no rows" : "";
 }
 
-// Where sums wait that do not leave from the registers: behind codes, weights and ones.
-int64_t ExchangeOffset(const ConvProblem& problem, const ConvConfig& config) {
-  const int64_t codes = FlatCodePlanes(problem.x.bits) * kFlatStepWords * kFlatWordBytes,
-                columns = FlatColumns(config.tile_n, problem.w_bits.fit) / 8 * kFlatEightBytes;
-  return Steps(problem.geometry) * (codes + columns);
-}
-
 int64_t BytesOf(const ConvProblem& problem, const ConvConfig& config) {
-  return 1024 + ExchangeOffset(problem, config) + kFlatRows * FlatStagedInts(config.tile_n) * 4;
+  return BlockBytes(problem.geometry, problem.x.bits, problem.w_bits.fit, config.tile_n);
 }
 
 int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
@@ -111,7 +115,8 @@ ConvLauncher Launcher(const ConvProblem& problem, const ConvConfig& config, cons
   const ConvGeometry& g = problem.geometry;
   FlatBitsParams bits = {TilesOf(problem, config), SumsOf(problem, config)};
   bits.k_tiles = static_cast<int>(Steps(g));
-  bits.exchange_offset = static_cast<int>(ExchangeOffset(problem, config));
+  bits.exchange_offset =
+      static_cast<int>(StagingOffset(g, problem.x.bits, problem.w_bits.fit, config.tile_n));
   bits.w_planes = problem.w_bits.fit;
   bits.code_planes = FlatCodePlanes(problem.x.bits);
   bits.w_shift = problem.w_bits.shift;

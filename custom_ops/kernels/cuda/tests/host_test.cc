@@ -721,6 +721,11 @@ void TestBits() {
   Expect(!takes_rows({4, Encoding::kUnsigned}, 2) && !takes_rows({5, Encoding::kUnsigned}, 1) &&
              !takes_rows({1, Encoding::kBipolar}, 1) && !takes_rows({1, Encoding::kUnsigned}, 0),
          "eight products, five bits, bipolar codes, weights that are no bits");
+  ConvProblem long_rows = rows;
+  long_rows.x = {2, Encoding::kUnsigned};
+  long_rows.w_bits.fit = 1;
+  long_rows.geometry.in_channels = 25088;
+  Expect(!kFlatBitsRow.refuse(long_rows, hopper).empty(), "rows that no block has room for");
   rows.m = 513;
   Expect(!takes_rows({1, Encoding::kUnsigned}, 1), "many rows");
   problem.x.bits = 3;
