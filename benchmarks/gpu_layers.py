@@ -95,6 +95,7 @@ class Variant:
     bits: str = "w8a8"
     tuning: str = "on"
     output: int = TensorProto.UINT8
+    in_row: bool = False  # each copy reads what the one before makes
 
 
 VARIANTS = (
@@ -109,11 +110,12 @@ VARIANTS = (
 
 
 def model_of(layer: Layer, variant: Variant) -> onnx.ModelProto:
-    """Many copies of a layer that read one input; every output is the model's, so that none is dead."""
+    """Many copies of a layer: in a row; or reading one input, all outputs the model's: none is dead."""
     problem = Problem.seeded(layer, Pair.parse(variant.bits))
     nodes, constants = [], {}
     for i in range(COPIES):
-        more, constants = variant.nodes(problem, "x", f"y{i}")
+        x = f"y{i - 1}" if variant.in_row and i > 0 else "x"
+        more, constants = variant.nodes(problem, x, f"y{i}")
         nodes += more
     sizes = ["N", layer.height, layer.width, layer.in_channels]
     outputs = ["N", *layer.output, layer.out_channels]
@@ -121,7 +123,10 @@ def model_of(layer: Layer, variant: Variant) -> onnx.ModelProto:
         nodes,
         "layer",
         [helper.make_tensor_value_info("x", TensorProto.UINT8, sizes)],
-        [helper.make_tensor_value_info(f"y{i}", variant.output, outputs) for i in range(COPIES)],
+        [
+            helper.make_tensor_value_info(f"y{i}", variant.output, outputs)
+            for i in range(COPIES - 1 if variant.in_row else 0, COPIES)
+        ],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]

@@ -194,6 +194,29 @@ FAMILIES = {
             ),
         ],
     ),
+    "flat_bits": Family(
+        "flat_bits: all of K at once, few channels a block",
+        "Products of up to 512 rows, weights of 1 or 2 bits by codes of up to 4, where neither bytes nor "
+        "products are many and what counts is how long a block waits. A block has 64 rows and 16, 32 or "
+        "64 channels with all of K: the planes of weights side by side, so that each plane of codes is "
+        "multiplied with all of them at once, and rows of ones behind them, which count the codes' own "
+        "bits. Codes that lie in memory as planes come as they are multiplied, those that come as bytes "
+        "are cut by twice as many threads: four fetch 64 codes of a row, and exchange sums of them until "
+        "each has its own bits. `flat_bits_64x32`: 32 channels.",
+        "shared memory of a block",
+        [
+            Group("64 rows", [Cell("plane 0", "pixels", 1.4), Cell("plane 1", "pixels", 1.4)]),
+            Group(
+                "channels",
+                [Cell("plane 0", "weights"), Cell("plane 1", "weights"), Cell("ones", "weights", 0.7)],
+            ),
+        ],
+        [
+            Lane("a warp fetches", [Bar(0, 2, "weights", "planes of weights")]),
+            Lane("all fetch", [Bar(2.4, 2.2, "pixels", "planes, or bytes to cut")]),
+            Lane("a warpgroup", turns(4.6, [("products", 1.6, "bits"), ("codes", 1.8, "round, store")])),
+        ],
+    ),
     "halo": Family(
         "halo: a block keeps its weights, and reads every pixel once",
         "For windows of stride 1 with few weights. A block holds all weights of its channels and stays "

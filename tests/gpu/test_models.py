@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,48 @@ for shape in ((1, 128, 8, 10), (3, 128, 9, 7)):
     assert len(plans) == 2
     for steps in plans:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
+
+
+def test_products_in_planes(tmp_path: Path) -> None:
+    """Weights and codes of two bits: products of few rows and many channels read and store planes.
+
+    By estimates, without other kernels of bytes: what is measured may be against planes.
+    """
+    graph = qonnx_graphs.QonnxGraph("rows in planes", 6)
+    codes = qonnx_graphs.Quant(np.float32(1), 2, signed=0)
+    weights = qonnx_graphs.Quant(np.float32(1), 2)
+    value = graph.quant(graph.node("Relu", [graph.input(["N", 128, "H", "W"], name="x")]), codes)
+    channels = (128, 512, 512, 64)
+    for inputs, outputs in itertools.pairwise(channels):
+        value = graph.node("Conv", [value, graph.weights((outputs, inputs, 1, 1), weights)])
+        scale = qonnx_graphs.Quant(np.float32(inputs**0.5), 2, signed=0)
+        value = graph.quant(graph.node("Relu", [value]), scale)
+    graph.output(value, ["N", channels[-1], None, None])
+    path = tmp_path / "rows.lowbit.onnx"
+    lowbit.convert(graph.proto(), path)
+    code = f"""
+import numpy as np, onnx
+from tests.gpu.support import assert_equal, whole_on_gpu
+from tests.support import lowbit_session
+model = onnx.load({str(path)!r})
+on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
+for shape in ((1, 128, 8, 8), (3, 128, 5, 7)):
+    feeds = {{"x": np.random.default_rng(0).normal(0, 2, shape).astype(np.float32)}}
+    assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{{shape}}")
+"""
+    variables = {
+        "LOWBIT_PRINT_PLAN": "json",
+        "LOWBIT_TUNE": "off",
+        "LOWBIT_CUDA_WITHOUT": "chain,halo,windows,wgmma,mma,team,vector,bits",
+    }
+    lines = in_new_process(code, variables)["stderr"].splitlines()
+    printed = [json.loads(line) for line in lines if line.startswith("{")]
+    plans = [each["steps"] for each in printed if each["lowbit"] == "region"]
+    assert len(plans) == 2
+    for steps in plans:
+        kernels = [step["kernel"] for step in steps if step["kernel"].startswith("flat_bits")]
+        assert len(kernels) == len(channels) - 1, steps
+        assert len([step for step in steps if "plane" in step["to"]]) == len(channels) - 2, steps
 
 
 def _plan(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:

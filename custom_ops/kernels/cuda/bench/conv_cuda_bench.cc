@@ -4,6 +4,8 @@
 //   lowbit_cuda_bench [--csv FILE] [--commit ID] [--date DATE] [--layer NAME] [--batch N] [--config TEXT]
 //   lowbit_cuda_bench --bits 2,4 ..     weights of 2 bits by codes of 4, products of the APNN-TC paper besides
 //   lowbit_cuda_bench --bits 1,2 --planes 1,1 ..   the same in planes: of the input, of the output; layers that have them
+//   lowbit_cuda_bench --bits 1,2 --floats 1 ..     the same with float32 results, the sums' own four bytes
+//   lowbit_cuda_bench --layer apmm                 the paper's products in 8 bits, too
 //   lowbit_cuda_bench --pairs FILE      two convolutions whose outputs are added alone; FILE as above
 // Prints a markdown page; FILE receives every configuration's time beside the cost model's estimate. The
 // peers' columns are recorded numbers, measured on the same kind of machine on 2026-11-20 (cuDNN 9.19 int8
@@ -67,11 +69,13 @@ constexpr Layer kDepthwiseLayers[] = {
 
 // Of the APNN-TC paper: matrix products of 64 rows, convolutions of 16x16 pixels.
 constexpr Layer kPaperLayers[] = {
-    {"apmm", 128, 8, 128, 1, 1, 0, 1, {}, {}},    {"apmm", 256, 8, 256, 1, 1, 0, 1, {}, {}},
-    {"apmm", 512, 8, 512, 1, 1, 0, 1, {}, {}},    {"apmm", 768, 8, 768, 1, 1, 0, 1, {}, {}},
-    {"apmm", 1024, 8, 1024, 1, 1, 0, 1, {}, {}},  {"apconv", 128, 16, 128, 3, 1, 1, 1, {}, {}},
-    {"apconv", 256, 16, 256, 3, 1, 1, 1, {}, {}}, {"apconv", 512, 16, 512, 3, 1, 1, 1, {}, {}},
-    {"apconv", 768, 16, 768, 3, 1, 1, 1, {}, {}}, {"apconv", 1024, 16, 1024, 3, 1, 1, 1, {}, {}},
+    {"apmm", 128, 8, 128, 1, 1, 0, 1, {}, {}},      {"apmm", 256, 8, 256, 1, 1, 0, 1, {}, {}},
+    {"apmm", 384, 8, 384, 1, 1, 0, 1, {}, {}},      {"apmm", 512, 8, 512, 1, 1, 0, 1, {}, {}},
+    {"apmm", 640, 8, 640, 1, 1, 0, 1, {}, {}},      {"apmm", 768, 8, 768, 1, 1, 0, 1, {}, {}},
+    {"apmm", 896, 8, 896, 1, 1, 0, 1, {}, {}},      {"apmm", 1024, 8, 1024, 1, 1, 0, 1, {}, {}},
+    {"apconv", 128, 16, 128, 3, 1, 1, 1, {}, {}},   {"apconv", 256, 16, 256, 3, 1, 1, 1, {}, {}},
+    {"apconv", 512, 16, 512, 3, 1, 1, 1, {}, {}},   {"apconv", 768, 16, 768, 3, 1, 1, 1, {}, {}},
+    {"apconv", 1024, 16, 1024, 3, 1, 1, 1, {}, {}},
 };
 
 // Microseconds a launch: the median of `replays` of a graph of `nodes` launches.
@@ -87,12 +91,16 @@ double Microseconds(const GraphTimer& timer, const ConvPlan& plan, const void* x
 void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<uint8_t>& x,
                   const uint8_t* device_y, int y_planes, std::mt19937& random, const std::string& what) {
   const ConvGeometry& g = spec.geometry;
-  std::vector<uint8_t> y(static_cast<size_t>(s.OutPixels() * g.out_channels));
+  const bool has_codes = spec.epilogue.quantized_output;
+  const auto outputs = static_cast<size_t>(s.OutPixels() * g.out_channels);
+  std::vector<uint8_t> y(has_codes ? outputs : 0);
+  std::vector<float> floats(has_codes ? 0 : outputs);
   Check(cudaDeviceSynchronize(), what.c_str());
   Check(cudaMemcpy(y.data(), device_y, y.size(), cudaMemcpyDeviceToHost), "copy y");
+  Check(cudaMemcpy(floats.data(), device_y, floats.size() * 4, cudaMemcpyDeviceToHost), "copy y");
   if (y_planes > 0) y = FromPlanes(y, static_cast<int64_t>(y.size()), g.out_channels, y_planes);
   for (int sample = 0; sample < 500; ++sample) {
-    const int64_t index = static_cast<int64_t>(random() % y.size());
+    const int64_t index = static_cast<int64_t>(random() % outputs);
     const int64_t c = index % g.out_channels, pixel = index / g.out_channels, ox = pixel % s.out_w,
                   oy = pixel / s.out_w % s.out_h, image = pixel / (s.out_w * s.out_h);
     int32_t acc = spec.bias[static_cast<size_t>(c)];
@@ -104,6 +112,12 @@ void CheckSamples(const ConvSpec& spec, const ConvShape& s, const std::vector<ui
         acc += int32_t{x[static_cast<size_t>(((image * s.in_h + iy) * s.in_w + ix) * g.in_channels + i)]} *
                spec.WeightValue(c, c * g.K() + t * g.in_channels + i);
       }
+    }
+    if (!has_codes) {
+      const float value = static_cast<float>(acc) * spec.epilogue.acc_scale[static_cast<size_t>(c)];
+      Require(floats[static_cast<size_t>(index)] == value, what, ": element ", index, " is ",
+              floats[static_cast<size_t>(index)], ", expected ", value);
+      continue;
     }
     const float v = std::rint(static_cast<float>(acc) * spec.epilogue.multiplier[static_cast<size_t>(c)]);
     const uint8_t expected = static_cast<uint8_t>(std::clamp(v, 0.0f, static_cast<float>(spec.epilogue.hi)));
@@ -368,6 +382,7 @@ int main(int argc, char** argv) {
         char comma = 0;
         std::istringstream(argv[i + 1]) >> has_planes.x >> comma >> has_planes.y;
       }
+      if (option == "--floats") variant.floats = std::atoi(argv[i + 1]) != 0;
       if (option == "--limit") limit = static_cast<size_t>(std::atoll(argv[i + 1]));
     }
     const cuda::Device device = cuda::Device::Query(0);
@@ -414,7 +429,8 @@ int main(int argc, char** argv) {
       double totals[5] = {}, log_ratio = 0, worst_choice = 0;
       int at_or_below = 0;
       std::vector<Layer> layers(std::begin(kLayers), std::end(kLayers));
-      if (has_few_bits) layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
+      if (has_few_bits || only_layer.starts_with("ap"))
+        layers.insert(layers.end(), std::begin(kPaperLayers), std::end(kPaperLayers));
       for (const Layer& layer : layers) {
         if (!only_layer.empty() && only_layer != layer.name) continue;
         const ConvSpec spec = MakeSpec(layer, random, variant);
@@ -424,15 +440,14 @@ int main(int argc, char** argv) {
         if (cuda::CandidateConfigs(*packed, shape, false, planes).empty()) continue;
         std::vector<uint8_t> x(static_cast<size_t>(batch * layer.size * layer.size * layer.in));
         for (auto& v : x) v = static_cast<uint8_t>(random() % (1 << variant.x_bits));
-        DeviceBuffer device_x(x.size()), device_y(static_cast<size_t>(shape.OutPixels() * layer.out)),
-            workspace(kWorkspaceBytes);
+        const size_t y_bytes = static_cast<size_t>(shape.OutPixels() * layer.out) * (variant.floats ? 4 : 1);
+        DeviceBuffer device_x(x.size()), device_y(y_bytes), workspace(kWorkspaceBytes);
         const std::vector<uint8_t> given = planes.x > 0 ? AsPlanes(x, layer.in, planes.x) : x;
         Check(cudaMemcpy(device_x.Get(), given.data(), given.size(), cudaMemcpyHostToDevice), "copy x");
         const auto measure = [&](const cuda::ConvPlan& plan, bool overlap, int replays) {
           Require(cuda::PlanWorkspaceBytes(plan) <= kWorkspaceBytes, "workspace too small");
           const std::string what = std::string(layer.name) + " " + cuda::PlanConfig(plan).Text();
-          Check(cudaMemset(device_y.Get(), 0xA5, static_cast<size_t>(shape.OutPixels() * layer.out)),
-                "poison");
+          Check(cudaMemset(device_y.Get(), 0xA5, y_bytes), "poison");
           const bool plain = cuda::PlanConfig(plan).kernel == &cuda::PlainKernel();
           const double time = Microseconds(timer, plan, device_x.Get(), device_y.Get(), workspace.Get(),
                                            overlap, plain ? 4 : 40, replays);
@@ -461,9 +476,11 @@ int main(int argc, char** argv) {
         const double chosen_time = chosen == tuned ? tuned_time : measure(*plan(chosen), true, 9);
         const double serial_time = measure(*plan(tuned), false, 9);
         // No peer was recorded for fewer bits.
-        const double peer = has_few_bits ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
+        const double peer =
+            has_few_bits || layer.cudnn[b] == 0 ? tuned_time : std::min(layer.cudnn[b], layer.cutlass[b]);
         at_or_below += tuned_time <= peer ? 1 : 0;
-        log_ratio += std::log((has_few_bits ? tuned_time : layer.cudnn[b]) / tuned_time);
+        log_ratio +=
+            std::log((has_few_bits || layer.cudnn[b] == 0 ? tuned_time : layer.cudnn[b]) / tuned_time);
         worst_choice = std::max(worst_choice, chosen_time / tuned_time);
         const double row[] = {tuned_time, chosen_time, serial_time, layer.cudnn[b], layer.cutlass[b]};
         std::cout << "| " << layer.name << " " << layer.in << "x" << layer.size << "x" << layer.size << " -> "

@@ -29,7 +29,7 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits
 }
 
 // [step][rows in eights][word][8][16], then the rows of ones of each step, then what lies above and below an image.
-int64_t WeightBytes(const ConvGeometry& g) {
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
   return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes + kMaxPitch * kBitWordBytes;
 }
 

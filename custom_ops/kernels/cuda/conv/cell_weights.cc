@@ -17,7 +17,7 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, con
   return device.capability == 90 && FitsCells(g, x);
 }
 
-int64_t WeightBytes(const ConvGeometry& g) {
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
   return RoundUp(g.out_channels, kCellTileN) / kCellTileN * g.in_channels * kCellChannelBytes;
 }
 

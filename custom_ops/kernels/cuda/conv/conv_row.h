@@ -80,7 +80,8 @@ struct ConvTraits {
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
   bool reads_planes = false;
-  bool stores_planes = false;  // of sums that are floats in registers, in tiles of 64 channels
+  bool stores_planes = false;              // of sums that are floats in registers, in tiles of 64 channels
+  bool stores_planes_of_integers = false;  // of other sums, too, where four are rounded at once
 };
 
 // Functions are pure but for the launcher that they return. `config` is one of the row's own.

@@ -16,7 +16,9 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, con
   return FitsDepthwise(g, x);
 }
 
-int64_t WeightBytes(const ConvGeometry& g) { return g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels; }
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
+  return g.kernel_h * RoundUp(g.kernel_w, 4) * g.out_channels;
+}
 
 // [kernel_h][taps of a row in fours][channels][4]
 void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, const WeightBits&, uint8_t* out) {

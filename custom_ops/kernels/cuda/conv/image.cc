@@ -16,7 +16,7 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits&, con
   return FitsImage(g, x);
 }
 
-int64_t WeightBytes(const ConvGeometry& g) {
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
   return g.kernel_h * RoundUp(g.out_channels, kImageColumns) * 32;
 }
 

@@ -23,6 +23,7 @@
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/depthwise.h"
+#include "kernels/cuda/conv/flat_bits.h"
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/conv/sum_line.h"
 #include "kernels/cuda/conv/weight_layouts.h"
@@ -70,8 +71,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x3943424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
-           rises = 0;  // "LBC9"
+  uint32_t magic = 0x4143424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBCA"
   WeightBits w_bits;
 };
 
@@ -85,7 +86,7 @@ ImageHeader ReadHeader(std::span<const uint8_t> image) {
               header.sum_form <= static_cast<uint32_t>(SumForm::kFloatFromZero) &&
               header.rounding <= static_cast<uint32_t>(Rounding::kWords) && header.lacks_lines <= 1 &&
               header.float_lines <= 1 && header.rises <= 1 && header.w_bits.fit >= 0 &&
-              header.w_bits.fit <= 1 && header.w_bits.shift >= 0 && header.w_bits.shift < 8,
+              header.w_bits.fit <= kMostWeightPlanes && header.w_bits.shift >= 0 && header.w_bits.shift < 8,
           "the packed node does not begin with the mark of this version; compile the model again");
   return header;
 }
@@ -382,7 +383,9 @@ const uint8_t* PackedConv::CellWeights() const {
 }
 
 bool PackedConv::MayReadPlanes(int planes) const {
-  return planes == x_.bits && kBitWeights.applies(geometry_, x_, w_bits_, device_);
+  if (planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
+  return kBitWeights.applies(geometry_, x_, w_bits_, device_) ||
+         kFlatBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
 
 bool PackedConv::MayStorePlanes(int planes) const {
@@ -482,7 +485,7 @@ void PackedConv::AddWeights(const Int8Weights& weights, ConstantBuilder& builder
                               [&](uint8_t* to) { PackRows(g, weights, channels_, to); });
   }
   for (auto& [layout, at] : own_weights_at_)
-    at = builder.Add(layout->bytes(g), [&](uint8_t* to) { layout->pack(g, weights, w_bits_, to); });
+    at = builder.Add(layout->bytes(g, w_bits_), [&](uint8_t* to) { layout->pack(g, weights, w_bits_, to); });
 }
 
 // The sums of products count the taps outside of the image as if the zero point lay there, for the bias has

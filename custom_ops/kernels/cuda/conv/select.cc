@@ -94,8 +94,9 @@ std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& de
       row->add_candidates(problem, device, out);
   }
   std::erase_if(out, [&](const ConvConfig& config) {
+    const bool has_form = problem.floats || RowOf(config).traits.stores_planes_of_integers;
     const bool may_store =
-        problem.floats && SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
+        has_form && SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
     return IsLeftOut(config) || (planes.y > 0 && !may_store);
   });
   const std::vector<double> estimates = SortByEstimate(

@@ -4,6 +4,7 @@
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/depthwise.h"
+#include "kernels/cuda/conv/flat_bits.h"
 #include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/image.h"
 #include "kernels/cuda/conv/plain.h"
@@ -16,9 +17,9 @@ namespace lowbit::cuda {
 
 std::span<const ConvRow* const> ConvTable() {
   // Where configurations have equal estimates, the first one is taken.
-  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow,  &kTeamRow,
-                                             &kBitsRow,      &kHaloRow,  &kWindowsRow, &kWgmmaRow,
-                                             &kMmaRow,       &kPlainRow};
+  static constexpr const ConvRow* kRows[] = {&kDepthwiseRow, &kImageRow, &kVectorRow, &kFlatBitsRow,
+                                             &kTeamRow,      &kBitsRow,  &kHaloRow,   &kWindowsRow,
+                                             &kWgmmaRow,     &kMmaRow,   &kPlainRow};
   return kRows;
 }
 
@@ -33,7 +34,7 @@ const ConvRow& RowOf(const ConvConfig& config) {
 
 std::span<const WeightLayout* const> WeightLayouts() {
   static constexpr const WeightLayout* kLayouts[] = {&kImageWeights, &kCellWeights, &kDepthwiseWeights,
-                                                     &kBitWeights};
+                                                     &kBitWeights, &kFlatBitWeights};
   return kLayouts;
 }
 

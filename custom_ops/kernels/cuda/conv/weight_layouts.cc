@@ -44,17 +44,14 @@ WeightBits BitsOf(const Int8Weights& weights) {
       std::any_of(weights.zero.begin(), weights.zero.end(), [](int32_t zero) { return zero != 0; })) {
     return bits;
   }
-  // Weights of more bits have a third value within their first few.
-  const int8_t first = weights.values.front();
-  const auto second =
-      std::find_if(weights.values.begin(), weights.values.end(), [&](int8_t w) { return w != first; });
-  const int8_t other = second == weights.values.end() ? first : *second;
-  if (std::any_of(second, weights.values.end(), [&](int8_t w) { return w != first && w != other; }))
-    return bits;
-  bits.lowest = std::min(first, other);
-  const auto apart = static_cast<uint32_t>(std::max(first, other) - bits.lowest);
+  const auto [least, most] = std::minmax_element(weights.values.begin(), weights.values.end());
+  bits.lowest = static_cast<int32_t>(*least);
+  uint32_t apart = 0;
+  for (const int8_t w : weights.values) apart |= static_cast<uint32_t>(w - bits.lowest);
   bits.shift = apart == 0 ? 0 : std::countr_zero(apart);
-  bits.fit = apart >> bits.shift <= 1 ? 1 : 0;
+  const int planes =
+      std::max(1, static_cast<int>(std::bit_width(static_cast<uint32_t>(*most - *least) >> bits.shift)));
+  bits.fit = planes <= kMostWeightPlanes ? planes : 0;
   return bits;
 }
 

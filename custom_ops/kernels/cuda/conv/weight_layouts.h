@@ -20,13 +20,15 @@ struct Int8Weights {
 
 Int8Weights ToInt8(const ConvSpec& spec);
 
-// Weights of two values as bits: w = lowest + 2^shift * b.
+// Weights of few values as bits: w = lowest + 2^shift * b, b below 2^fit.
 struct WeightBits {
-  // 1, or 0: there are more values, they are no power of 2 apart, or zero points stay outside of them.
+  // Up to kMostWeightPlanes, or 0: there are more values, or zero points stay outside of them.
   int fit = 0;
   int shift = 0;
   int32_t lowest = 0;
 };
+
+inline constexpr int kMostWeightPlanes = 2;
 
 WeightBits BitsOf(const Int8Weights& weights);
 
@@ -41,7 +43,7 @@ inline int64_t PaddedColumns(int64_t channels) { return RoundUp(channels, 32); }
 // applies.
 struct WeightLayout {
   bool (*applies)(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device);
-  int64_t (*bytes)(const ConvGeometry& g);
+  int64_t (*bytes)(const ConvGeometry& g, const WeightBits& bits);
   // `out` comes filled with 0, which stays where the layout has room for more than the weights.
   void (*pack)(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out);
 };

@@ -30,10 +30,11 @@ __device__ __forceinline__ uint64_t PlacesDescriptor(uint32_t part) {
   return static_cast<uint64_t>(128 >> 4) << 32 | part;
 }
 
-// B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, 256 bytes
-// further the next eight rows.
-__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared) {
-  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
+// B without swizzle: 8 rows of 16 bytes lie together, 128 bytes further the next 16 bytes of k, `eight_bytes` further
+// the next eight rows.
+__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t shared, int eight_bytes = 256) {
+  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{128 >> 4} << 16 |
+         static_cast<uint64_t>(eight_bytes >> 4) << 32;
 }
 
 }  // namespace lowbit::cuda

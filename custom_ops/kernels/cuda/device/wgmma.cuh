@@ -40,7 +40,9 @@ __device__ __forceinline__ void HoldRegisters(float (&sums)[kCount]) {
 #define LOWBIT_FLOATS_16(i) \
   LOWBIT_FLOATS_4(i), LOWBIT_FLOATS_4(i + 4), LOWBIT_FLOATS_4(i + 8), LOWBIT_FLOATS_4(i + 12)
 // As many operands of an instruction.
-#define LOWBIT_OPERANDS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LOWBIT_OPERANDS_12 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+#define LOWBIT_OPERANDS_16 LOWBIT_OPERANDS_12 ", %12, %13, %14, %15"
+#define LOWBIT_OPERANDS_24 LOWBIT_OPERANDS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define LOWBIT_OPERANDS_32 \
   LOWBIT_OPERANDS_16       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -124,7 +126,11 @@ __device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint6
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", 1;" \
                : __VA_ARGS__                                                                                 \
                : "l"(a), "l"(b))
-  if constexpr (kN == 80) {
+  if constexpr (kN == 24) {
+    LOWBIT_WGMMA_BITS(24, LOWBIT_OPERANDS_12, "%12, %13", LOWBIT_SUMS_8(0), LOWBIT_SUMS_4(8));
+  } else if constexpr (kN == 48) {
+    LOWBIT_WGMMA_BITS(48, LOWBIT_OPERANDS_24, "%24, %25", LOWBIT_SUMS_16(0), LOWBIT_SUMS_8(16));
+  } else if constexpr (kN == 80) {
     LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "%40, %41", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
                       LOWBIT_SUMS_8(32));
   } else {
@@ -164,7 +170,9 @@ __device__ __forceinline__ void MultiplyFloatRows(float (&d)[kSums], const unsig
 #undef LOWBIT_OPERANDS_40
 #undef LOWBIT_OPERANDS_64
 #undef LOWBIT_OPERANDS_32
+#undef LOWBIT_OPERANDS_24
 #undef LOWBIT_OPERANDS_16
+#undef LOWBIT_OPERANDS_12
 #undef LOWBIT_FLOATS_16
 #undef LOWBIT_FLOATS_4
 #undef LOWBIT_SUMS_64

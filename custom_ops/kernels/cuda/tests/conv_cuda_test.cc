@@ -158,6 +158,14 @@ class Generator : public cuda::Draws {
       g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
+    if (kind == "flat bits") {
+      s = {Int(1, 200), 1, 1, 0, 0};
+      if (Coin(0.3)) s = {Int(1, 4), Int(1, 11), Int(1, 11), 0, 0};
+      g.in_channels = Coin() ? 16 * Int(1, 100) : Int(1, 1000);
+      g.out_channels = Coin() ? 16 * Int(1, 20) : Int(1, 300);
+      g.kernel_h = g.kernel_w = g.stride_h = g.stride_w = g.dilation_h = g.dilation_w = 1;
+      g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+    }
     const bool has_few_bits = kind == "bits" || kind == "planes";
     if (kind == "windows" || has_few_bits) {  // of stride 1, over whole runs of channels
       s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
@@ -232,7 +240,17 @@ class Generator : public cuda::Draws {
     do {
       Types(node.spec);
     } while (has_few_bits && !HasFewBits(node.spec));  // before its many weights are drawn
+    if (kind == "flat bits") {
+      const auto of_bits = [&](int64_t most) -> OperandType {
+        if (Coin(0.3)) return {1, Encoding::kBipolar};
+        return {static_cast<int>(Int(1, most)), Coin() ? Encoding::kSigned : Encoding::kUnsigned};
+      };
+      node.spec.x = of_bits(4);
+      node.spec.w = of_bits(2);
+    }
     Values(node.spec);
+    if (kind == "flat bits" && Coin(0.8))
+      node.spec.w_zero_point.assign(node.spec.w_zero_point.size(), node.spec.w_zero_point.front());
     while (kind == "bipolar" && !IsBipolar(node.spec)) Operands(node.spec);
     if (kind == "planes" && Coin(0.7)) {  // which are rare among the others
       ConvSpec& spec = node.spec;
@@ -1010,7 +1028,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     lean.weights.clear();
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
-  const TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
+  TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
+  if (node.kind == "flat bits" && generator.Coin()) planes.x = cuda::PlanesRead(*packed);
   if (planes.x > 0) x = cuda::AsPlanes(x, g.in_channels, planes.x);
   if (planes.y > 0) expected = cuda::AsPlanes(expected, g.out_channels, planes.y);
   const size_t y_bytes = expected.size();
@@ -1071,8 +1090,9 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
         overlap && device.capability >= 90);
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
-    const std::string of_planes =
-        has_planes ? " planes " + std::to_string(planes.x) + ">" + std::to_string(planes.y) : "";
+    const std::string of_planes = planes != TensorPlanes{}
+                                      ? " planes " + std::to_string(planes.x) + ">" + std::to_string(planes.y)
+                                      : "";
     Counts& counts = by[from_floats          ? config.Text() + " floats"
                         : config.stages == 0 ? config.Text()
                                              : config.Text().substr(0, config.Text().find("_stages")) +
@@ -1608,7 +1628,7 @@ int main(int argc, char** argv) {
     int64_t nodes = 0, wrong = 0;
     for (const char* kind :
          {"spatial", "windows", "bits", "bipolar", "pointwise", "gemm", "few rows", "deep", "channels",
-          "group", "depthwise", "stem", "transposed", "many pixels", "planes"}) {
+          "group", "depthwise", "stem", "transposed", "many pixels", "planes", "flat bits"}) {
       if (!only_kind.empty() && only_kind != kind) continue;
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestNode(generator.Make(kind), generator, device, by, most, text)) ++wrong;

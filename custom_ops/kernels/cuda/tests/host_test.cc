@@ -15,6 +15,7 @@
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cell_weights.h"
 #include "kernels/cuda/conv/channel_lines.h"
+#include "kernels/cuda/conv/flat_bits.h"
 #include "kernels/cuda/conv/halo.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/select.h"
@@ -667,7 +668,10 @@ void TestBits() {
   Expect(bits_of({-2, 2, 2}) == std::vector<int>{1, 2, -2}, "twice of them");
   Expect(bits_of({5, 5}) == std::vector<int>{1, 0, 5}, "all the same");
   Expect(bits_of({-3, 1})[0] == 1 && bits_of({-128, 0})[0] == 1, "two values a power of 2 apart");
-  Expect(bits_of({-3, 0})[0] == 0 && bits_of({0, -1, 1})[0] == 0, "other two, ternary");
+  Expect(bits_of({-3, 0}) == std::vector<int>{2, 0, -3}, "other two");
+  Expect(bits_of({0, -1, 1}) == std::vector<int>{2, 0, -1}, "ternary");
+  Expect(bits_of({-4, 2, 0, -2}) == std::vector<int>{2, 1, -4}, "twice of two bits");
+  Expect(bits_of({0, 4})[0] == 1 && bits_of({0, 4, 1})[0] == 0, "more than two bits apart");
   Expect(bits_of({1, -1}, 3)[0] == 0 && bits_of({})[0] == 0, "zero points, no weights");
 
   std::set<int> places;
@@ -705,6 +709,25 @@ void TestBits() {
   large.geometry.in_channels = large.geometry.out_channels = 4096;
   large.shape = {4096, 1, 1, 1, 1};
   Expect(RankConfigs(large, hopper).front().packs, "a large one is");
+  ConvProblem rows = pointwise;
+  rows.m = 64;
+  rows.shape = {64, 1, 1, 1, 1};
+  const auto takes_rows = [&](const OperandType& x, int w_bits) {
+    rows.x = x;
+    rows.w_bits.fit = w_bits;
+    return kFlatBitsRow.refuse(rows, hopper).empty();
+  };
+  Expect(takes_rows({4, Encoding::kSigned}, 1) && takes_rows({2, Encoding::kUnsigned}, 2), "w1a4, w2a2");
+  Expect(!takes_rows({4, Encoding::kUnsigned}, 2) && !takes_rows({5, Encoding::kUnsigned}, 1) &&
+             !takes_rows({1, Encoding::kBipolar}, 1) && !takes_rows({1, Encoding::kUnsigned}, 0),
+         "eight products, five bits, bipolar codes, weights that are no bits");
+  ConvProblem long_rows = rows;
+  long_rows.x = {2, Encoding::kUnsigned};
+  long_rows.w_bits.fit = 1;
+  long_rows.geometry.in_channels = 25088;
+  Expect(!kFlatBitsRow.refuse(long_rows, hopper).empty(), "rows that no block has room for");
+  rows.m = 513;
+  Expect(!takes_rows({1, Encoding::kUnsigned}, 1), "many rows");
   problem.x.bits = 3;
   Expect(!kBitsRow.refuse(problem, hopper).empty(), "codes of three bits");
   problem.x = {2, Encoding::kSigned};
