@@ -10,7 +10,6 @@ import collections
 import gc
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 # Set before anything loads numpy, and taken over by every process that tests start: the workers of

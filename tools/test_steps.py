@@ -208,7 +208,7 @@ def address_sanitizer() -> Outcome:
         *parallel(),
         NUMERICS,
         "tests/hostile",
-        # Where Python writes, what it prints, and how a campaign outlives its workers: no native code is in it.
+        # Where Python writes, what it prints, how a campaign outlives its workers: no native code is in it.
         "--ignore=tests/hostile/test_bad_outputs.py",
         "--ignore=tests/hostile/test_hostile_names.py",
         "--deselect=tests/hostile/test_verdicts.py::test_a_campaign_survives_crashes_and_hangs",
