@@ -10,7 +10,6 @@ import collections
 import gc
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 # Set before anything loads numpy, and taken over by every process that tests start: the workers of
@@ -23,13 +22,12 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 # LOWBIT_SITE names a folder with another build of lowbit (a sanitizer's, say) to test instead of the
-# installed one. An editable install is found by a hook on sys.meta_path, which would win over any path.
-SITE = os.environ.get("LOWBIT_SITE")
-if SITE:
-    sys.meta_path[:] = [
-        finder for finder in sys.meta_path if "ScikitBuildRedirecting" not in type(finder).__name__
-    ]
-    sys.path.insert(0, SITE)
+# installed one, here and in the processes that tests start.
+if os.environ.get("LOWBIT_SITE"):
+    from tests.other_build import sitecustomize  # noqa: F401
+
+    others = [str(Path(__file__).parent / "other_build"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, others))
 
 # In tests nothing that fails is taken back: converting what holds would hide defects. Tests of that unset it.
 os.environ["LOWBIT_STRICT_CHECKS"] = "1"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from test_commands import BUILD, ROOT, ctest, environment, install_variant, run, tool
+from test_commands import BUILD, ROOT, ctest, environment, install_variant, parallel, run, tool
 
 FOLDER = BUILD / "coverage"
 PROFILES = FOLDER / "profiles"
@@ -79,9 +79,10 @@ def run_tests(python: Path, site: Path, chosen: tuple[str, ...]) -> bool:
     shutil.rmtree(PROFILES, ignore_errors=True)
     PROFILES.mkdir(parents=True)
     settings = PROFILES / "coveragerc"
+    # Commands that a signal meets in native code end by os._exit.
     settings.write_text(
-        f"[run]\nbranch = true\nparallel = true\nsource = {site / 'lowbit'}\npatch = subprocess\n"
-        f"data_file = {PROFILES / 'python'}\n",
+        f"[run]\nbranch = true\nparallel = true\nsource = {site / 'lowbit'}\npatch = subprocess, _exit\n"
+        f"data_file = {PROFILES / 'python'}\ndisable_warnings = no-data-collected\n",
         encoding="utf-8",
     )
     variables = {
@@ -99,6 +100,7 @@ def run_tests(python: Path, site: Path, chosen: tuple[str, ...]) -> bool:
         "-m",
         "pytest",
         "-q",
+        *parallel(),
         *chosen,
     ]
     return run(command, **variables) and succeeded

@@ -243,8 +243,12 @@ def test_read_only_folder(source, tmp_path) -> None:
 
 
 def test_disk_full(source, tmp_path) -> None:
-    """A limit on the size of files fails the write in the middle, as a full disk does."""
+    """A limit on the size of files fails the write in the middle, as a full disk does.
+
+    The process is not counted by `make coverage`, whose own files would be cut short too.
+    """
     resource = pytest.importorskip("resource", reason="needs POSIX resource limits")
+    uncounted = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     target = tmp_path / "full" / "out.onnx"
     target.parent.mkdir()
     before = source.read_bytes()
@@ -254,6 +258,7 @@ def test_disk_full(source, tmp_path) -> None:
         "-o",
         target,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        env=uncounted | {"LLVM_PROFILE_FILE": os.devnull},
     )
     assert done.returncode > 0, done
     assert_one_clear_error(done.stderr, "out.onnx|full")
@@ -306,5 +311,4 @@ def test_interrupt_from_the_keyboard(source, tmp_path, delay: float) -> None:
     else:
         assert not any(target.parent.iterdir())
         assert process.returncode != 0
-        if delay > 0.5:  # earlier, the interpreter itself may still be starting
-            assert "Traceback" not in told, told
+        assert "    main()\n" not in told, told  # earlier, Python itself is starting

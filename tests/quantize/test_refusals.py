@@ -174,3 +174,25 @@ def test_feeds_of_several_inputs(tmp_path: Path) -> None:
 def test_feeds_that_do_not_fit_several_inputs(data: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(LowBitError, match=message):
         Spool(of_two_inputs(), data, tmp_path)
+
+
+def odd_layers() -> onnx.ModelProto:
+    """Branches behind a convolution whose layers are written in ways that have no integer form."""
+    b = Builder(7)
+    x = b.node("Relu", [b.conv("x", 8)])
+    flat = b.node("Flatten", [b.node("GlobalAveragePool", [x])])
+    turned = b.node("Gemm", [b.node("Transpose", [flat], perm=[1, 0]), b.random(8, 5)], 5, transA=1)
+    ends = [b.constant(np.array([at])) for at in (1, 3)]
+    moved = b.node("Reshape", [b.random(16, 8), b.node("Slice", [b.node("Shape", [x]), *ends])], 16)
+    odd = b.node("Conv", [x, b.constant(np.full((4, 8, 1, 1), np.inf, np.float32))], 4, kernel_shape=[1, 1])
+    bounded = b.node("Relu", [b.node("Clip", [odd, *(b.constant(np.float32(v)) for v in (0, 6))])])
+    means = [b.node("ReduceMean", [each], axes=[2, 3]) for each in (bounded, b.conv(x, 5))]
+    return b.model(turned, moved, *means)
+
+
+def test_layers_that_stay_say_why() -> None:
+    report = lowbit.quantize(odd_layers(), images(), bits="w4a8", threads=1).report
+    reasons = {re.sub(r"\d+$", "", node): reason for node, reason in report.kept_float.items()}
+    assert reasons["Gemm"] == "transA=1: its activation is transposed"
+    assert reasons["Conv"] == "its weights hold NaN or infinity"
+    assert reasons["Reshape"] == "it moves constants"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import secrets
 import shutil
@@ -17,6 +16,8 @@ from lowbit.errors import OutputError
 _ENDING = ".lowbit-tmp"
 EARLIER = "earlier"
 """In a temporary folder the name of what was moved out of the way: no later run removes it."""
+_FOLDERS: set[Path] = set()
+"""Temporary folders in use."""
 
 
 def check_writable(output: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -> None:
@@ -102,14 +103,21 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
         if held is not None and folder.is_dir():
             break
         _unlock(held)  # another run took the folder for a leftover just now
-    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(remove)  # for an exit that does not unwind this frame
+    _FOLDERS.add(folder)
     try:
         yield folder
     finally:
-        remove()
-        atexit.unregister(remove)
+        shutil.rmtree(folder, ignore_errors=True)
+        _FOLDERS.discard(folder)
         _unlock(held)
+
+
+# Once for all folders: Python keeps a place for each function that was ever registered.
+@atexit.register
+def _remove_folders() -> None:
+    """For an exit that does not unwind the frame that uses one."""
+    for folder in list(_FOLDERS):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_leftovers(parent: Path) -> None:
