@@ -398,6 +398,54 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
   }
 }
 
+// One or two tiles of pixels by one vector of channels; their sums are left in tiles 2 * kSet and 2 * kSet + 1.
+template <bool kSigned, int kTiles, int kSet>
+void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
+                    const int8_t* weights, size_t group_bytes, Waiting& waiting, Fetch& fetch) {
+  constexpr int kSums = 2 * kSet, kWeights = 6 + kSet;
+  Tiles::Zero<kSums>();
+  if constexpr (kTiles == 2) Tiles::Zero<kSums + 1>();
+  for (size_t run = 0; run < runs.count; ++run) {
+    const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
+    for (size_t step = 0; step < runs.steps; ++step) {
+      Tiles::Load<kWeights>(weights, group_bytes);
+      Tiles::Load<4>(x0, a0[run].pitch);
+      Tiles::Dot<kSigned, kSums, 4, kWeights>();
+      if constexpr (kTiles == 2) {
+        Tiles::Load<5>(x1, a1[run].pitch);
+        Tiles::Dot<kSigned, kSums + 1, 5, kWeights>();
+        x1 += a1[run].step;
+      }
+      x0 += a0[run].step;
+      weights += kStepGroups * group_bytes;
+      for (size_t i = 0; i < fetch.lines; ++i, fetch.next += kTileRowBytes)
+        __builtin_prefetch(fetch.next, 0, 2);
+      waiting.Step(b);
+    }
+  }
+}
+
+// Sums of one vector of channels that are still in their tiles.
+struct InTiles {
+  int32_t* to = nullptr;  // null where there are none
+  size_t pitch = 0;
+  bool two = false;
+
+  template <int kSet>
+  void Store() {
+    if (to == nullptr) return;
+    Tiles::Store<2 * kSet>(to, pitch * sizeof(int32_t));
+    if (two) Tiles::Store<2 * kSet + 1>(to + kTileRows * pitch, pitch * sizeof(int32_t));
+    to = nullptr;
+  }
+};
+
+// Up to so many steps of k vectors of channels are multiplied one by one, and stored while the next ones are: products
+// of a tile take 52 cycles until they may be stored, and what reads memory behind a store that waits for them may wait
+// as well. On Sapphire Rapids four products of one step take 76 cycles with their stores, not 120. Beyond, products of
+// two vectors at once load pixels half as often.
+constexpr size_t kStepsInTurns = 8;
+
 // A block whose tiles are configured.
 template <bool kSigned>
 class BlockRun {
@@ -422,6 +470,7 @@ class BlockRun {
       }
       *b_.operands_of = x_offset + 1;
     }
+    StoreInTiles();
     waiting_[1 - turn_].End(b_);
   }
 
@@ -438,17 +487,15 @@ class BlockRun {
 
   // Two tiles, or the last one, by a panel. Meanwhile the next one is fetched.
   void Multiply(const IgemmPanel& panel, size_t tile) {
-    const bool two = tile + 1 < tiling_.count;
+    const bool two = tile + 1 < tiling_.count, in_turns = steps_ <= kStepsInTurns;
     const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
-    const size_t products = Quotient(vectors, 2) * steps_, bytes = PanelBytes(panel);
+    const size_t products = (in_turns ? vectors : Quotient(vectors, 2)) * steps_, bytes = PanelBytes(panel);
     const bool fetches = &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
     const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * Quotient(tiling_.count, 2)) : 0;
     Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
-    const Operand* a0 = operands_ + tile * runs_.count;
-    const Operand* a1 = two ? a0 + runs_.count : a0;
     int32_t* const sums = sums_[turn_];
     Waiting& waiting = waiting_[turn_];
-    waiting.Begin(finish_, panel, sums, pitch, products);
+    waiting.Begin(finish_, panel, sums, pitch, in_turns ? products - steps_ : products);
     for (size_t i = 0; i < (two ? 2 : 1); ++i) {
       const size_t first = (tile + i) * tiling_.rows, known = first - tiling_.First(tile + i);
       if (b_.apart != 0) {
@@ -458,15 +505,53 @@ class BlockRun {
       }
     }
     waiting.CopyResiduals(b_);
+    if (in_turns) {
+      MultiplyInTurns(panel, tile, two, fetch);
+    } else {
+      MultiplyPairs(panel, tile, two, fetch);
+    }
+    waiting_[1 - turn_].End(b_);
+    turn_ = 1 - turn_;
+  }
+
+  void MultiplyPairs(const IgemmPanel& panel, size_t tile, bool two, Fetch& fetch) {
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const Operand* a0 = operands_ + tile * runs_.count;
+    const Operand* a1 = two ? a0 + runs_.count : a0;
     for (size_t v = 0; v < vectors; v += 2) {
       const bool pair = v + 1 < vectors;
       const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
                                 : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
       multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
-               sums + v * kLanes, pitch, waiting_[1 - turn_], fetch);
+               sums_[turn_] + v * kLanes, pitch, waiting_[1 - turn_], fetch);
     }
-    waiting_[1 - turn_].End(b_);
-    turn_ = 1 - turn_;
+  }
+
+  // The last vector of the panel before is stored behind the first one of this panel, whose products therefore nothing
+  // is finished beside.
+  void MultiplyInTurns(const IgemmPanel& panel, size_t tile, bool two, Fetch& fetch) {
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const Operand* a0 = operands_ + tile * runs_.count;
+    const Operand* a1 = two ? a0 + runs_.count : a0;
+    for (size_t v = 0; v < vectors; ++v) {
+      const auto multiply = set_ == 0
+                                ? (two ? &MultiplyVector<kSigned, 2, 0> : &MultiplyVector<kSigned, 1, 0>)
+                                : (two ? &MultiplyVector<kSigned, 2, 1> : &MultiplyVector<kSigned, 1, 1>);
+      multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
+               v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
+      StoreInTiles();
+      set_ = 1 - set_;
+      in_tiles_ = {sums_[turn_] + v * kLanes, pitch, two};
+    }
+  }
+
+  // Those of the vector before the one that was multiplied last.
+  void StoreInTiles() {
+    if (set_ == 0) {
+      in_tiles_.Store<1>();
+    } else {
+      in_tiles_.Store<0>();
+    }
   }
 
   const IgemmBlock& b_;
@@ -476,7 +561,10 @@ class BlockRun {
   const size_t steps_;
   const FinishTable& finish_;
   Waiting waiting_[2];  // of the products that are computed, [turn_], and of those before
+  Waiting nothing_;
   size_t turn_ = 0;
+  int set_ = 0;  // of tiles, which the next vector has
+  InTiles in_tiles_;
   alignas(64) int32_t sums_[2][2 * kTileRows * kMaxVectors * kLanes];
 };
 
