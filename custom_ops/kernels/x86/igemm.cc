@@ -19,6 +19,11 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
+//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
+//          pixels of 16 channels, of which some multiply zeros, while the band is filled; what is left is a
+//          convolution of stride 1 whose kernel row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64
+//          bytes per pixel, none of which is copied for it alone.
+//
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
 //
@@ -86,6 +91,71 @@ bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipo
 // What is multiplied of a kernel row whose segments are whole steps.
 size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
   return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
+}
+
+// Squares of pixels as pixels (Addressing, folded).
+constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
+
+// Of the squares of the padded image.
+ConvGeometry Folded(ConvGeometry g) {
+  g.in_channels = kFoldedChannels;
+  g.kernel_h = (g.kernel_h + 1) / kFold;
+  g.kernel_w = (g.kernel_w + 1) / kFold;
+  g.stride_h = g.stride_w = 1;
+  g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+  return g;
+}
+
+ConvSpec Folded(const ConvSpec& whole) {
+  const ConvGeometry& from = whole.geometry;
+  ConvSpec spec = whole;
+  spec.geometry = Folded(from);
+  const ConvGeometry& g = spec.geometry;
+  spec.w = {8, Encoding::kSigned};
+  std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
+  spec.weights.assign(static_cast<size_t>(g.out_channels * g.K()), 0);
+  for (int64_t o = 0; o < g.out_channels; ++o) {
+    for (int64_t y = 0; y < from.kernel_h; ++y) {
+      for (int64_t x = 0; x < from.kernel_w; ++x) {
+        const int64_t tap = y / kFold * g.kernel_w + x / kFold, pixel = y % kFold * kFold + x % kFold;
+        for (int64_t c = 0; c < from.in_channels; ++c) {
+          const int64_t index = (y * from.kernel_w + x) * from.in_channels + c;
+          spec.weights[static_cast<size_t>(o * g.K() + tap * kFoldedChannels + pixel * kFoldedPixel + c)] =
+              static_cast<uint8_t>(whole.WeightValue(o, o * from.K() + index));
+        }
+      }
+    }
+  }
+  ReadWeightValues(spec);
+  return spec;
+}
+
+ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
+  shape.in_h = shape.out_h + folded.kernel_h - 1;
+  shape.in_w = shape.out_w + folded.kernel_w - 1;
+  return shape;
+}
+
+// Row `row` of the squares of an image, columns [column, column + count): 16 bytes each. `x_end` is the tensor's, in
+// front of which a pixel is read as four bytes; those that are none of its channels are anything.
+void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
+             uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
+  const int64_t channels = whole.in_channels;
+  for (int64_t dy = 0; dy < kFold; ++dy) {
+    const int64_t y = row * kFold + dy - whole.pad_top;
+    const uint8_t* from = image + y * shape.in_w * channels;
+    for (int64_t i = 0; i < count * kFold; ++i) {
+      const int64_t x = column * kFold + i - whole.pad_left;
+      uint8_t* pixel = to + i / kFold * kFoldedChannels + (dy * kFold + i % kFold) * kFoldedPixel;
+      if (y < 0 || y >= shape.in_h || x < 0 || x >= shape.in_w) {
+        std::memset(pixel, pad, kFoldedPixel);
+      } else if (x_end - (from + x * channels) >= kFoldedPixel) {
+        std::memcpy(pixel, from + x * channels, kFoldedPixel);
+      } else {
+        std::memcpy(pixel, from + x * channels, static_cast<size_t>(channels));
+      }
+    }
+  }
 }
 
 // The columns of the band of so many output columns, computed and not stored ones; of a row of outputs.
@@ -202,6 +272,20 @@ WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool p
   const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all);
   if (!w.even || (BandFits(g, w) && w.reach <= kMaxReach)) return w;
   return WindowOf(g, engine, false, plain, allow_rows, copy_all);
+}
+
+// The whole image's geometry where it is folded, with its pads.
+using Folding = std::optional<ConvGeometry>;
+
+Folding FoldingOf(const ConvSpec& spec, const IgemmEngine& engine) {
+  const ConvGeometry& g = spec.geometry;
+  const bool folds = engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
+                     g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold &&
+                     g.dilation_h == 1 && g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
+                     spec.w.encoding != Encoding::kBipolar &&
+                     std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
+                                 [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; });
+  return folds && PlanWindow(Folded(g), engine, true, true, false).even ? Folding(g) : std::nullopt;
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -328,7 +412,9 @@ constexpr size_t kManyTasks = 32;
 
 class IgemmKernel final : public ConvKernel {
  public:
-  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {});
+  // `spec` is that of the folded image where it is (Folded).
+  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {},
+              const Folding& folding = {});
 
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
@@ -341,6 +427,7 @@ class IgemmKernel final : public ConvKernel {
 
  private:
   ConvShape Shape(const ConvShape& whole) const {
+    if (folding_) return FoldedShape(geometry_, whole);
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
   // The cycles of one core, for all products.
@@ -375,6 +462,7 @@ class IgemmKernel final : public ConvKernel {
   const ConvGeometry geometry_;
   const IgemmEngine& engine_;
   const OutputGrid output_;
+  const Folding folding_;
   WindowLayout window_;
   EpilogueTables epilogue_;
   const bool doubles_;     // bipolar activations: the band holds twice the codes
@@ -439,8 +527,14 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   return static_cast<size_t>(kMaxSum / largest);
 }
 
-IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
-    : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
+IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output,
+                         const Folding& folding)
+    : geometry_(spec.geometry),
+      engine_(engine),
+      output_(output),
+      folding_(folding),
+      epilogue_(spec),
+      doubles_(CopiesAll(spec)) {
   PackWeights(spec);
 }
 
@@ -667,6 +761,13 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
     uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
+    if (folding_) {
+      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folding_->in_channels;
+      const uint8_t* all = static_cast<const uint8_t*>(args.x);
+      FoldRow(*folding_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
+              pad_byte_, iy + r, ix, in_columns, to);
+      continue;
+    }
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
@@ -961,7 +1062,7 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const ConvGeometry& g = spec.geometry;
+  const ConvGeometry g = FoldingOf(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
   const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
@@ -981,6 +1082,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 template <const IgemmEngine& kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
   if (spec.geometry.transposed) return std::make_unique<TransposedIgemm>(spec, kEngine);
+  if (const Folding folding = FoldingOf(spec, kEngine))
+    return std::make_unique<IgemmKernel>(Folded(spec), kEngine, OutputGrid{}, folding);
   return std::make_unique<IgemmKernel>(spec, kEngine);
 }
 
