@@ -178,10 +178,16 @@ def test_bipolar_activations(name, row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("igemm")])
 @given(seed=SEEDS)
-def test_first_layers_at_stride_2(row, seed):
-    """Few channels, wide kernels, pads of any size: squares of pixels may become pixels."""
+def test_first_layers(row, seed):
+    """Few channels, pads of any size: several pixels may become one."""
     rng = np.random.default_rng(seed)
-    kernel = [int(rng.integers(1, 9)), int(rng.choice([7, 8]))]
+    large = bool(rng.random() < 0.5)
+    kernel = (
+        [int(rng.integers(1, 9)), int(rng.choice([7, 8]))]
+        if large
+        else [int(n) for n in rng.integers(1, 5, 2)]
+    )
+    strides = [2, 2] if large else [int(n) for n in rng.integers(1, 4, 2)]
     shape = [int(rng.integers(1, 3)), *(int(n) for n in rng.integers(1, 60, 2)), int(rng.integers(1, 5))]
     pads = [int(rng.integers(0, size)) for size in kernel * 2]
     for axis in (0, 1):
@@ -192,7 +198,7 @@ def test_first_layers_at_stride_2(row, seed):
         "w_bits": int(rng.choice([4, 8, 8])),
         "w_encoding": str(rng.choice(["unsigned", "signed"])),
     }
-    node = conv(seed, shape, int(rng.integers(1, 70)), kernel, strides=[2, 2], pads=pads, **bits)
+    node = conv(seed, shape, int(rng.integers(1, 70)), kernel, strides=strides, pads=pads, **bits)
     check(row, node, threads=1 + seed % 3)
 
 

@@ -19,10 +19,10 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
-//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
-//          pixels of 16 channels, of which some multiply zeros, while the band is filled; what is left is a
-//          convolution of stride 1 whose kernel row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64
-//          bytes per pixel, none of which is copied for it alone.
+//   folded even, for few channels (the first layer of a network again): several pixels become one of 16 channels,
+//          of which some multiply zeros, while the band is filled, and a kernel row is one step. None of it is
+//          copied for a pixel alone. At stride 2 squares of 2x2 pixels become pixels at stride 1: a 7x7 kernel
+//          on 3 channels multiplies 4 * 64 bytes per pixel. Of small kernels all rows of a column do.
 //
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
@@ -93,31 +93,38 @@ size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
   return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
 }
 
-// Squares of pixels as pixels (Addressing, folded).
-constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
+// Pixels of `rows` x `columns` pixels of an image, four bytes for each; from one to the next so many of its rows and
+// columns (Addressing, folded).
+struct Folding {
+  ConvGeometry whole;  // the image's
+  int64_t rows, columns, step_h, step_w;
+};
+constexpr int64_t kFoldedPixel = 4, kFoldedChannels = 16;
 
-// Of the squares of the padded image.
-ConvGeometry Folded(ConvGeometry g) {
+// Of the folded image, which holds the pads.
+ConvGeometry Folded(const Folding& f) {
+  ConvGeometry g = f.whole;
   g.in_channels = kFoldedChannels;
-  g.kernel_h = (g.kernel_h + 1) / kFold;
-  g.kernel_w = (g.kernel_w + 1) / kFold;
-  g.stride_h = g.stride_w = 1;
+  g.kernel_h = (g.kernel_h + f.rows - 1) / f.rows;
+  g.kernel_w = (g.kernel_w + f.columns - 1) / f.columns;
+  g.stride_h /= f.step_h;
+  g.stride_w /= f.step_w;
   g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
   return g;
 }
 
-ConvSpec Folded(const ConvSpec& whole) {
-  const ConvGeometry& from = whole.geometry;
+ConvSpec Folded(const ConvSpec& whole, const Folding& f) {
   ConvSpec spec = whole;
-  spec.geometry = Folded(from);
-  const ConvGeometry& g = spec.geometry;
+  spec.geometry = Folded(f);
+  const ConvGeometry &g = spec.geometry, &from = f.whole;
   spec.w = {8, Encoding::kSigned};
   std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
   spec.weights.assign(static_cast<size_t>(g.out_channels * g.K()), 0);
   for (int64_t o = 0; o < g.out_channels; ++o) {
     for (int64_t y = 0; y < from.kernel_h; ++y) {
       for (int64_t x = 0; x < from.kernel_w; ++x) {
-        const int64_t tap = y / kFold * g.kernel_w + x / kFold, pixel = y % kFold * kFold + x % kFold;
+        const int64_t tap = y / f.rows * g.kernel_w + x / f.columns,
+                      pixel = y % f.rows * f.columns + x % f.columns;
         for (int64_t c = 0; c < from.in_channels; ++c) {
           const int64_t index = (y * from.kernel_w + x) * from.in_channels + c;
           spec.weights[static_cast<size_t>(o * g.K() + tap * kFoldedChannels + pixel * kFoldedPixel + c)] =
@@ -131,30 +138,37 @@ ConvSpec Folded(const ConvSpec& whole) {
 }
 
 ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
-  shape.in_h = shape.out_h + folded.kernel_h - 1;
-  shape.in_w = shape.out_w + folded.kernel_w - 1;
+  shape.in_h = (shape.out_h - 1) * folded.stride_h + folded.kernel_h;
+  shape.in_w = (shape.out_w - 1) * folded.stride_w + folded.kernel_w;
   return shape;
 }
 
-// Row `row` of the squares of an image, columns [column, column + count): 16 bytes each. `x_end` is the tensor's, in
-// front of which a pixel is read as four bytes; those that are none of its channels are anything.
-void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
+// Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: in front of it pixels are read
+// as four bytes, of which those that are no channels of theirs may be anything.
+void FoldRow(const Folding& f, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
              uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
-  const int64_t channels = whole.in_channels;
-  for (int64_t dy = 0; dy < kFold; ++dy) {
-    const int64_t y = row * kFold + dy - whole.pad_top;
-    const uint8_t* from = image + y * shape.in_w * channels;
-    for (int64_t i = 0; i < count * kFold; ++i) {
-      const int64_t x = column * kFold + i - whole.pad_left;
-      uint8_t* pixel = to + i / kFold * kFoldedChannels + (dy * kFold + i % kFold) * kFoldedPixel;
-      if (y < 0 || y >= shape.in_h || x < 0 || x >= shape.in_w) {
-        std::memset(pixel, pad, kFoldedPixel);
-      } else if (x_end - (from + x * channels) >= kFoldedPixel) {
-        std::memcpy(pixel, from + x * channels, kFoldedPixel);
-      } else {
-        std::memcpy(pixel, from + x * channels, static_cast<size_t>(channels));
-      }
+  const int64_t channels = f.whole.in_channels, step = f.step_w * channels;
+  for (int64_t part = 0; part < f.rows * f.columns; ++part) {
+    const int64_t y = row * f.step_h + part / f.columns - f.whole.pad_top;
+    const int64_t x = column * f.step_w + part % f.columns - f.whole.pad_left;  // of the first pixel
+    int64_t begin = 0, end = 0;                                                 // of those in the image
+    if (y >= 0 && y < shape.in_h) {
+      begin = std::clamp<int64_t>((-x + f.step_w - 1) / f.step_w, 0, count);
+      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / f.step_w + 1);
+      end = std::max(begin, end);
     }
+    uint8_t* const out = to + part * kFoldedPixel;
+    for (int64_t i = 0; i < begin; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
+    if (begin < end) {
+      const uint8_t* const from = image + (y * shape.in_w + x) * channels;
+      const bool is_last = x_end - (from + (end - 1) * step) < kFoldedPixel;
+      for (int64_t i = begin; i < end - (is_last ? 1 : 0); ++i)
+        std::memcpy(out + i * kFoldedChannels, from + i * step, kFoldedPixel);
+      if (is_last)
+        std::memcpy(out + (end - 1) * kFoldedChannels, from + (end - 1) * step,
+                    static_cast<size_t>(channels));
+    }
+    for (int64_t i = end; i < count; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
   }
 }
 
@@ -274,18 +288,24 @@ WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool p
   return WindowOf(g, engine, false, plain, allow_rows, copy_all);
 }
 
-// The whole image's geometry where it is folded, with its pads.
-using Folding = std::optional<ConvGeometry>;
-
-Folding FoldingOf(const ConvSpec& spec, const IgemmEngine& engine) {
+// How the image is folded, if it is.
+std::optional<Folding> FoldingOf(const ConvSpec& spec, const IgemmEngine& engine) {
   const ConvGeometry& g = spec.geometry;
-  const bool folds = engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
-                     g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold &&
-                     g.dilation_h == 1 && g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
-                     spec.w.encoding != Encoding::kBipolar &&
-                     std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
-                                 [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; });
-  return folds && PlanWindow(Folded(g), engine, true, true, false).even ? Folding(g) : std::nullopt;
+  const bool may = engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
+                   g.in_channels <= kFoldedPixel && g.dilation_h == 1 && g.dilation_w == 1 &&
+                   spec.x.encoding != Encoding::kBipolar && spec.w.encoding != Encoding::kBipolar &&
+                   std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
+                               [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; });
+  if (!may) return {};
+  const auto is_even = [&](const Folding& f) {
+    return PlanWindow(Folded(f), engine, true, true, false).even;
+  };
+  if (const Folding column = {g, g.kernel_h, 1, g.stride_h, 1};
+      g.kernel_h * kFoldedPixel <= kFoldedChannels && is_even(column))
+    return column;
+  if (const Folding square = {g, 2, 2, 2, 2}; g.stride_h == 2 && g.stride_w == 2 && is_even(square))
+    return square;
+  return {};
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -414,7 +434,7 @@ class IgemmKernel final : public ConvKernel {
  public:
   // `spec` is that of the folded image where it is (Folded).
   IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {},
-              const Folding& folding = {});
+              const std::optional<Folding>& folding = {});
 
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
@@ -462,7 +482,7 @@ class IgemmKernel final : public ConvKernel {
   const ConvGeometry geometry_;
   const IgemmEngine& engine_;
   const OutputGrid output_;
-  const Folding folding_;
+  const std::optional<Folding> folding_;
   WindowLayout window_;
   EpilogueTables epilogue_;
   const bool doubles_;     // bipolar activations: the band holds twice the codes
@@ -528,7 +548,7 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 }
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output,
-                         const Folding& folding)
+                         const std::optional<Folding>& folding)
     : geometry_(spec.geometry),
       engine_(engine),
       output_(output),
@@ -762,7 +782,7 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
     uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
     if (folding_) {
-      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folding_->in_channels;
+      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folding_->whole.in_channels;
       const uint8_t* all = static_cast<const uint8_t*>(args.x);
       FoldRow(*folding_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
               pad_byte_, iy + r, ix, in_columns, to);
@@ -1062,7 +1082,8 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const ConvGeometry g = FoldingOf(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
+  const std::optional<Folding> folding = FoldingOf(spec, kEngine);
+  const ConvGeometry g = folding ? Folded(*folding) : spec.geometry;
   const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
@@ -1082,8 +1103,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 template <const IgemmEngine& kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
   if (spec.geometry.transposed) return std::make_unique<TransposedIgemm>(spec, kEngine);
-  if (const Folding folding = FoldingOf(spec, kEngine))
-    return std::make_unique<IgemmKernel>(Folded(spec), kEngine, OutputGrid{}, folding);
+  if (const std::optional<Folding> folding = FoldingOf(spec, kEngine))
+    return std::make_unique<IgemmKernel>(Folded(spec, *folding), kEngine, OutputGrid{}, folding);
   return std::make_unique<IgemmKernel>(spec, kEngine);
 }
 
