@@ -398,10 +398,12 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
   }
 }
 
-// One or two tiles of pixels by one vector of channels; their sums are left in tiles 2 * kSet and 2 * kSet + 1.
+// One or two tiles of pixels by one vector of channels; their sums are left in tiles 2 * kSet and 2 * kSet + 1. Of a
+// single step the pixels may be in their tiles already.
 template <bool kSigned, int kTiles, int kSet>
 void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-                    const int8_t* weights, size_t group_bytes, Waiting& waiting, Fetch& fetch) {
+                    bool loads_pixels, const int8_t* weights, size_t group_bytes, Waiting& waiting,
+                    Fetch& fetch) {
   constexpr int kSums = 2 * kSet, kWeights = 6 + kSet;
   Tiles::Zero<kSums>();
   if constexpr (kTiles == 2) Tiles::Zero<kSums + 1>();
@@ -409,10 +411,10 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
       Tiles::Load<kWeights>(weights, group_bytes);
-      Tiles::Load<4>(x0, a0[run].pitch);
+      if (loads_pixels) Tiles::Load<4>(x0, a0[run].pitch);
       Tiles::Dot<kSigned, kSums, 4, kWeights>();
       if constexpr (kTiles == 2) {
-        Tiles::Load<5>(x1, a1[run].pitch);
+        if (loads_pixels) Tiles::Load<5>(x1, a1[run].pitch);
         Tiles::Dot<kSigned, kSums + 1, 5, kWeights>();
         x1 += a1[run].step;
       }
@@ -442,9 +444,9 @@ struct InTiles {
 
 // Up to so many steps of k vectors of channels are multiplied one by one, and stored while the next ones are: products
 // of a tile take 52 cycles until they may be stored, and what reads memory behind a store that waits for them may wait
-// as well. On Sapphire Rapids four products of one step take 76 cycles with their stores, not 120. Beyond, products of
-// two vectors at once load pixels half as often.
-constexpr size_t kStepsInTurns = 8;
+// as well. On Sapphire Rapids four products of one step take 76 cycles with their stores, not 120; of four steps two
+// vectors at once take 74 a step, and load pixels half as often.
+constexpr size_t kStepsInTurns = 2;
 
 // A block whose tiles are configured.
 template <bool kSigned>
@@ -537,8 +539,8 @@ class BlockRun {
       const auto multiply = set_ == 0
                                 ? (two ? &MultiplyVector<kSigned, 2, 0> : &MultiplyVector<kSigned, 1, 0>)
                                 : (two ? &MultiplyVector<kSigned, 2, 1> : &MultiplyVector<kSigned, 1, 1>);
-      multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
-               v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
+      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileRowBytes,
+               vectors * kTileRowBytes, v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
       StoreInTiles();
       set_ = 1 - set_;
       in_tiles_ = {sums_[turn_] + v * kLanes, pitch, two};
@@ -602,7 +604,7 @@ const IgemmEngine kIgemmAmx = {
     .multiplies_signed = true,
     .operand_bytes = &OperandBytes,
     .macs_per_cycle = 440.0,
-    .outputs_per_cycle = 2.5,
+    .outputs_per_cycle = 8,  // 64 behind a ReLU take 10 cycles, most of them beside products
     .tile_rows = 16,
     .least_rows = 16,
     .run = &Run,
