@@ -36,6 +36,7 @@
 #include "kernels/x86/igemm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -489,6 +490,7 @@ class IgemmKernel final : public ConvKernel {
   uint8_t x_shift_ = 0;    // added to every byte of x: makes signed codes unsigned
   bool x_signed_ = false;  // or they are multiplied as they are
   size_t groups_per_flush_ = 0;
+  bool rises_ = false;    // codes rise from the zero point on, and the bias holds 2^23
   bool splits_ = false;   // weight values of 9 bits are two weights each (LoadWeights)
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   PackedWeights weights_;
@@ -579,6 +581,11 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
+  rises_ = engine_.takes_rising && epilogue_.view().rising_offset != nullptr && epilogue_.view().packs_all;
+  if (rises_) {
+    for (size_t c = 0; c < channels; ++c)
+      bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(bias_[c]) + std::bit_cast<uint32_t>(0x1p23f));
+  }
   const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
   if (!bytes_do && engine_.unpacked_bytes != 0) {
     weight_shift_.assign(channels + kEpiloguePadding, 0);
@@ -905,6 +912,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.panel_count = end_panel - first_panel;
     block.all_panels_end = panels_.data() + panels_.size();
     block.bias = bias_.data();
+    block.rises = rises_;
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.x_signed = x_signed_;
     if (!weight_shift_.empty()) block.weight_shift = weight_shift_.data();
