@@ -19,10 +19,10 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
-//   folded even, for few channels (the first layer of a network again): several pixels become one of 16 channels,
-//          of which some multiply zeros, while the band is filled, and a kernel row is one step. None of it is
-//          copied for a pixel alone. At stride 2 squares of 2x2 pixels become pixels at stride 1: a 7x7 kernel
-//          on 3 channels multiplies 4 * 64 bytes per pixel. Of small kernels all rows of a column do.
+//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
+//          pixels of 16 channels at stride 1, of which some multiply zeros, while the band is filled, and a kernel
+//          row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64 bytes per pixel, none of which is copied
+//          for it alone.
 //
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
@@ -94,38 +94,30 @@ size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
   return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
 }
 
-// Pixels of `rows` x `columns` pixels of an image, four bytes for each; from one to the next so many of its rows and
-// columns (Addressing, folded).
-struct Folding {
-  ConvGeometry whole;  // the image's
-  int64_t rows, columns, step_h, step_w;
-};
-constexpr int64_t kFoldedPixel = 4, kFoldedChannels = 16;
+// Squares of pixels as pixels, four bytes for each (Addressing, folded).
+constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
 
 // Of the folded image, which holds the pads.
-ConvGeometry Folded(const Folding& f) {
-  ConvGeometry g = f.whole;
+ConvGeometry Folded(ConvGeometry g) {
   g.in_channels = kFoldedChannels;
-  g.kernel_h = (g.kernel_h + f.rows - 1) / f.rows;
-  g.kernel_w = (g.kernel_w + f.columns - 1) / f.columns;
-  g.stride_h /= f.step_h;
-  g.stride_w /= f.step_w;
+  g.kernel_h = (g.kernel_h + 1) / kFold;
+  g.kernel_w = (g.kernel_w + 1) / kFold;
+  g.stride_h = g.stride_w = 1;
   g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
   return g;
 }
 
-ConvSpec Folded(const ConvSpec& whole, const Folding& f) {
+ConvSpec Folded(const ConvSpec& whole) {
   ConvSpec spec = whole;
-  spec.geometry = Folded(f);
-  const ConvGeometry &g = spec.geometry, &from = f.whole;
+  spec.geometry = Folded(whole.geometry);
+  const ConvGeometry &g = spec.geometry, &from = whole.geometry;
   spec.w = {8, Encoding::kSigned};
   std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
   spec.weights.assign(static_cast<size_t>(g.out_channels * g.K()), 0);
   for (int64_t o = 0; o < g.out_channels; ++o) {
     for (int64_t y = 0; y < from.kernel_h; ++y) {
       for (int64_t x = 0; x < from.kernel_w; ++x) {
-        const int64_t tap = y / f.rows * g.kernel_w + x / f.columns,
-                      pixel = y % f.rows * f.columns + x % f.columns;
+        const int64_t tap = y / kFold * g.kernel_w + x / kFold, pixel = y % kFold * kFold + x % kFold;
         for (int64_t c = 0; c < from.in_channels; ++c) {
           const int64_t index = (y * from.kernel_w + x) * from.in_channels + c;
           spec.weights[static_cast<size_t>(o * g.K() + tap * kFoldedChannels + pixel * kFoldedPixel + c)] =
@@ -146,16 +138,16 @@ ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
 
 // Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: in front of it pixels are read
 // as four bytes, of which those that are no channels of theirs may be anything.
-void FoldRow(const Folding& f, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
+void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
              uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
-  const int64_t channels = f.whole.in_channels, step = f.step_w * channels;
-  for (int64_t part = 0; part < f.rows * f.columns; ++part) {
-    const int64_t y = row * f.step_h + part / f.columns - f.whole.pad_top;
-    const int64_t x = column * f.step_w + part % f.columns - f.whole.pad_left;  // of the first pixel
-    int64_t begin = 0, end = 0;                                                 // of those in the image
+  const int64_t channels = whole.in_channels, step = kFold * channels;
+  for (int64_t part = 0; part < kFold * kFold; ++part) {
+    const int64_t y = row * kFold + part / kFold - whole.pad_top;
+    const int64_t x = column * kFold + part % kFold - whole.pad_left;  // of the first pixel
+    int64_t begin = 0, end = 0;                                        // of those in the image
     if (y >= 0 && y < shape.in_h) {
-      begin = std::clamp<int64_t>((-x + f.step_w - 1) / f.step_w, 0, count);
-      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / f.step_w + 1);
+      begin = std::clamp<int64_t>((-x + kFold - 1) / kFold, 0, count);
+      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / kFold + 1);
       end = std::max(begin, end);
     }
     uint8_t* const out = to + part * kFoldedPixel;
@@ -289,24 +281,15 @@ WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool p
   return WindowOf(g, engine, false, plain, allow_rows, copy_all);
 }
 
-// How the image is folded, if it is.
-std::optional<Folding> FoldingOf(const ConvSpec& spec, const IgemmEngine& engine) {
+bool Folds(const ConvSpec& spec, const IgemmEngine& engine) {
   const ConvGeometry& g = spec.geometry;
-  const bool may = engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
-                   g.in_channels <= kFoldedPixel && g.dilation_h == 1 && g.dilation_w == 1 &&
-                   spec.x.encoding != Encoding::kBipolar && spec.w.encoding != Encoding::kBipolar &&
-                   std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
-                               [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; });
-  if (!may) return {};
-  const auto is_even = [&](const Folding& f) {
-    return PlanWindow(Folded(f), engine, true, true, false).even;
-  };
-  if (const Folding column = {g, g.kernel_h, 1, g.stride_h, 1};
-      g.kernel_h * kFoldedPixel <= kFoldedChannels && is_even(column))
-    return column;
-  if (const Folding square = {g, 2, 2, 2, 2}; g.stride_h == 2 && g.stride_w == 2 && is_even(square))
-    return square;
-  return {};
+  return engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
+         g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold && g.dilation_h == 1 &&
+         g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
+         spec.w.encoding != Encoding::kBipolar &&
+         std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
+                     [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; }) &&
+         PlanWindow(Folded(g), engine, true, true, false).even;
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -433,9 +416,9 @@ constexpr size_t kManyTasks = 32;
 
 class IgemmKernel final : public ConvKernel {
  public:
-  // `spec` is that of the folded image where it is (Folded).
+  // Of a folded image `spec` is Folded, and `whole` the geometry that it has by itself.
   IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {},
-              const std::optional<Folding>& folding = {});
+              const ConvGeometry* whole = nullptr);
 
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
@@ -448,7 +431,7 @@ class IgemmKernel final : public ConvKernel {
 
  private:
   ConvShape Shape(const ConvShape& whole) const {
-    if (folding_) return FoldedShape(geometry_, whole);
+    if (folded_) return FoldedShape(geometry_, whole);
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
   // The cycles of one core, for all products.
@@ -483,7 +466,7 @@ class IgemmKernel final : public ConvKernel {
   const ConvGeometry geometry_;
   const IgemmEngine& engine_;
   const OutputGrid output_;
-  const std::optional<Folding> folding_;
+  const std::optional<ConvGeometry> folded_;  // what it was
   WindowLayout window_;
   EpilogueTables epilogue_;
   const bool doubles_;     // bipolar activations: the band holds twice the codes
@@ -550,11 +533,11 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
 }
 
 IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output,
-                         const std::optional<Folding>& folding)
+                         const ConvGeometry* whole)
     : geometry_(spec.geometry),
       engine_(engine),
       output_(output),
-      folding_(folding),
+      folded_(whole == nullptr ? std::nullopt : std::optional(*whole)),
       epilogue_(spec),
       doubles_(CopiesAll(spec)) {
   PackWeights(spec);
@@ -788,10 +771,10 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
     uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
-    if (folding_) {
-      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folding_->whole.in_channels;
+    if (folded_) {
+      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folded_->in_channels;
       const uint8_t* all = static_cast<const uint8_t*>(args.x);
-      FoldRow(*folding_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
+      FoldRow(*folded_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
               pad_byte_, iy + r, ix, in_columns, to);
       continue;
     }
@@ -1090,8 +1073,7 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const std::optional<Folding> folding = FoldingOf(spec, kEngine);
-  const ConvGeometry g = folding ? Folded(*folding) : spec.geometry;
+  const ConvGeometry g = Folds(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
   const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
@@ -1111,8 +1093,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 template <const IgemmEngine& kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
   if (spec.geometry.transposed) return std::make_unique<TransposedIgemm>(spec, kEngine);
-  if (const std::optional<Folding> folding = FoldingOf(spec, kEngine))
-    return std::make_unique<IgemmKernel>(Folded(spec, *folding), kEngine, OutputGrid{}, folding);
+  if (Folds(spec, kEngine))
+    return std::make_unique<IgemmKernel>(Folded(spec), kEngine, OutputGrid{}, &spec.geometry);
   return std::make_unique<IgemmKernel>(spec, kEngine);
 }
 
