@@ -16,8 +16,8 @@
 //
 // All tiles of a block have the same number of rows, as many as make them equally full; the last one begins
 // early enough to be full and its first rows, which the tile before it has computed, are not written twice: a
-// residual may lie where y does. Sums go through memory to the epilogue of the other igemm kernels, while the next
-// tiles are multiplied (Waiting).
+// residual may lie where y does. Sums go through memory to the epilogue (requantize_rows.h, or that of the other igemm
+// kernels), while the next tiles are multiplied (Waiting).
 #include "kernels/x86/amx_tiles.h"
 #include "kernels/x86/igemm_tile.h"
 #include "kernels/x86/requantize_rows.h"
@@ -205,7 +205,10 @@ struct BiasedSums {
 // Any epilogue.
 template <int NV>
 void Finish(const IgemmBlock& b, const IgemmPanel& panel, const StoredSums& stored) {
-  auto [sums, pitch, residuals, pixel, count] = stored;
+  int32_t* sums = stored.sums;
+  const uint8_t* residuals = stored.residuals;
+  const size_t pitch = stored.pitch;
+  size_t pixel = stored.pixel, count = stored.count;
   if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
   const auto finish = [&]<int MR>() __attribute__((always_inline)) {
     FinishRegisters<Simd, MR, NV>(b.output, pixel, panel.channel, panel.count,
