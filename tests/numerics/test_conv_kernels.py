@@ -176,6 +176,51 @@ def test_bipolar_activations(name, row):
         assert check(row, conv(seed, shape, out, kernel, **(bits | attrs)), threads=threads)
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("igemm")])
+@given(seed=SEEDS)
+def test_first_layers(row, seed):
+    """Few channels, pads of any size: several pixels may become one."""
+    rng = np.random.default_rng(seed)
+    large = bool(rng.random() < 0.5)
+    kernel = (
+        [int(rng.integers(1, 9)), int(rng.choice([7, 8]))]
+        if large
+        else [int(n) for n in rng.integers(1, 5, 2)]
+    )
+    strides = [2, 2] if large else [int(n) for n in rng.integers(1, 4, 2)]
+    shape = [int(rng.integers(1, 3)), *(int(n) for n in rng.integers(1, 60, 2)), int(rng.integers(1, 5))]
+    pads = [int(rng.integers(0, size)) for size in kernel * 2]
+    for axis in (0, 1):
+        pads[axis] += max(0, kernel[axis] - shape[1 + axis] - pads[axis] - pads[axis + 2])
+    bits = {
+        "x_bits": int(rng.choice([2, 8, 8])),
+        "x_encoding": str(rng.choice(["unsigned", "signed"])),
+        "w_bits": int(rng.choice([4, 8, 8])),
+        "w_encoding": str(rng.choice(["unsigned", "signed"])),
+    }
+    node = conv(seed, shape, int(rng.integers(1, 70)), kernel, strides=strides, pads=pads, **bits)
+    check(row, node, threads=1 + seed % 3)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@given(seed=SEEDS)
+def test_codes_that_rise_from_the_zero_point(row, seed):
+    """As behind a ReLU: sums far below it, sums beyond 2^23 and codes at the end of their range."""
+    rng = np.random.default_rng(seed)
+    k, out = int(rng.integers(1, 700)), int(rng.integers(1, 70))
+    encoding = str(rng.choice(["unsigned", "signed"]))
+    node = conv(seed, [1, 3, int(rng.integers(1, 30)), k], out, [1, 1], x_encoding=encoding, zeros=False)
+    y_signed = bool(rng.random() < 0.3)
+    node.inputs[6] = rng.choice([0, 2**22, 2**23 - 1, -(2**23), 2**24, 2**28, -(2**28)], out).astype(
+        np.int32
+    ) + rng.integers(-300, 300, out).astype(np.int32)
+    node.inputs[7] = np.float32(2.0 ** rng.integers(-6, 16) * rng.choice([1, 1.1]))
+    node.inputs[8] = np.int32(-128 if y_signed else 0)
+    if y_signed:
+        node.attrs["y_encoding"] = "signed"
+    check(row, node, threads=1 + seed % 3)
+
+
 SPLIT: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
     "one block": ([1, 7, 7, 64], 640, [3, 3], {"pads": [1, 1, 1, 1]}),
     "groups": ([1, 7, 7, 192], 1152, [3, 3], {"pads": [1, 1, 1, 1], "group": 2}),

@@ -1,6 +1,7 @@
 #include "kernels/common/epilogue_tables.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -160,6 +161,26 @@ EpilogueTables::EpilogueTables(const ConvSpec& spec)
   v.pack_hi = static_cast<uint8_t>(line->hi + v.pack_flip);
 }
 
+// Whether codes may be made of the numbers whose bits are 2^23's plus the accumulator (requantize_rows.h). Of
+// accumulators below 2^23 they are 2^23 more, and the product is rounded as the definition's is. Larger ones come out
+// larger than they are, which is no other code where 2^23 already exceeds the last one, as long as the product stays in
+// int32. Negative ones give a number below 2^23, hence a product that is not positive: the first code.
+bool EpilogueTables::Rises(const std::vector<int64_t>& largest) const {
+  const EpilogueView& v = view_;
+  if (v.has_residual || v.lo != 0 || largest.size() != v.channels) return false;
+  constexpr int64_t kExact = int64_t{1} << 23,
+                    kMost = int64_t{1} << 29;  // the latter's bits are still positive
+  for (size_t c = 0; c < largest.size(); ++c) {
+    const double scale = static_cast<double>(v.scale[c]);
+    if (!(scale >= 0x1p-60 && scale <= 0x1p6) || largest[c] >= kMost) return false;
+    if (largest[c] < kExact) continue;
+    const auto most =
+        std::bit_cast<float>(std::bit_cast<int32_t>(0x1p23f) + static_cast<int32_t>(largest[c]));
+    if (scale * 0x1p23 < 512 || static_cast<double>(most) * scale >= 0x1p30) return false;
+  }
+  return true;
+}
+
 void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   EpilogueView& v = view_;
   if (v.kind != EpilogueKind::kRequantize) return;
@@ -177,9 +198,14 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
                    512.0 * (static_cast<double>(v.inner_scale) + static_cast<double>(v.residual_scale)) /
                            static_cast<double>(v.y_scale) <
                        kLimit;
-    return;
+  } else {
+    v.pack_clips = sums_fit;
   }
-  v.pack_clips = sums_fit;
+  v.packs_all = v.pack_clips && v.pack_zero == 0 && v.pack_lo == 0 && v.pack_hi == 255 && v.pack_flip == 0;
+  if (!v.pack_clips || !Rises(largest)) return;
+  std::vector<float> offset(v.channels);
+  for (size_t c = 0; c < v.channels; ++c) offset[c] = v.scale[c] * -0x1p23f;
+  v.rising_offset = Padded(offset, v.channels);
 }
 
 size_t EpilogueTables::Bytes() const {

@@ -63,11 +63,16 @@ struct EpilogueView {
   bool pack_clips = false;
   // y_scale may be divided by through its reciprocal (see epilogue.h).
   bool reciprocal_is_safe = false;
+  // Where pack_clips, and the bounds are those of a byte without a sign and its zero point 0: nothing is left to do
+  // behind packs that saturate.
+  bool packs_all = false;
   size_t channels = 0;  // of y: the distance of two pixels in y and in the residual
 
   // requantize: multiplier; float and tail: x_scale * w_scale
   const float* scale = nullptr;
-  float lo = 0, hi = 0;    // bounds of the first quantizer minus its zero point
+  float lo = 0, hi = 0;  // bounds of the first quantizer minus its zero point
+  // -2^23 * scale where codes rise from the zero point on (requantize_rows.h), else null.
+  const float* rising_offset = nullptr;
   int32_t zero_point = 0;  // of the first quantizer
   float inner_scale = 1, residual_scale = 1;
   // The code of byte r, less its zero point, is (r ^ flip) - zero, r without a sign: of signed residuals the top bit is
@@ -113,7 +118,7 @@ class EpilogueTables {
   EpilogueTables(const EpilogueTables&) = delete;
   EpilogueTables& operator=(const EpilogueTables&) = delete;
 
-  // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogue that clips after packing.
+  // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogues: clips after packing, rising codes.
   void LimitAccumulators(const std::vector<int64_t>& largest);
 
   const EpilogueView& view() const { return view_; }
@@ -122,6 +127,7 @@ class EpilogueTables {
  private:
   template <class T>
   const T* Padded(const std::vector<T>& values, size_t channels);
+  bool Rises(const std::vector<int64_t>& largest) const;
 
   EpilogueView view_;
   std::vector<AlignedBytes> tables_;

@@ -19,6 +19,11 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
+//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
+//          pixels of 16 channels at stride 1, of which some multiply zeros, while the band is filled, and a kernel
+//          row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64 bytes per pixel, none of which is copied
+//          for it alone.
+//
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
 //
@@ -31,6 +36,7 @@
 #include "kernels/x86/igemm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -86,6 +92,77 @@ bool CopiesAll(const ConvSpec& spec) { return spec.x.encoding == Encoding::kBipo
 // What is multiplied of a kernel row whose segments are whole steps.
 size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
   return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
+}
+
+// Squares of pixels as pixels, four bytes for each (Addressing, folded).
+constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
+
+// Of the folded image, which holds the pads.
+ConvGeometry Folded(ConvGeometry g) {
+  g.in_channels = kFoldedChannels;
+  g.kernel_h = (g.kernel_h + 1) / kFold;
+  g.kernel_w = (g.kernel_w + 1) / kFold;
+  g.stride_h = g.stride_w = 1;
+  g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
+  return g;
+}
+
+ConvSpec Folded(const ConvSpec& whole) {
+  ConvSpec spec = whole;
+  spec.geometry = Folded(whole.geometry);
+  const ConvGeometry &g = spec.geometry, &from = whole.geometry;
+  spec.w = {8, Encoding::kSigned};
+  std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
+  spec.weights.assign(static_cast<size_t>(g.out_channels * g.K()), 0);
+  for (int64_t o = 0; o < g.out_channels; ++o) {
+    for (int64_t y = 0; y < from.kernel_h; ++y) {
+      for (int64_t x = 0; x < from.kernel_w; ++x) {
+        const int64_t tap = y / kFold * g.kernel_w + x / kFold, pixel = y % kFold * kFold + x % kFold;
+        for (int64_t c = 0; c < from.in_channels; ++c) {
+          const int64_t index = (y * from.kernel_w + x) * from.in_channels + c;
+          spec.weights[static_cast<size_t>(o * g.K() + tap * kFoldedChannels + pixel * kFoldedPixel + c)] =
+              static_cast<uint8_t>(whole.WeightValue(o, o * from.K() + index));
+        }
+      }
+    }
+  }
+  ReadWeightValues(spec);
+  return spec;
+}
+
+ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
+  shape.in_h = (shape.out_h - 1) * folded.stride_h + folded.kernel_h;
+  shape.in_w = (shape.out_w - 1) * folded.stride_w + folded.kernel_w;
+  return shape;
+}
+
+// Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: in front of it pixels are read
+// as four bytes, of which those that are no channels of theirs may be anything.
+void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
+             uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
+  const int64_t channels = whole.in_channels, step = kFold * channels;
+  for (int64_t part = 0; part < kFold * kFold; ++part) {
+    const int64_t y = row * kFold + part / kFold - whole.pad_top;
+    const int64_t x = column * kFold + part % kFold - whole.pad_left;  // of the first pixel
+    int64_t begin = 0, end = 0;                                        // of those in the image
+    if (y >= 0 && y < shape.in_h) {
+      begin = std::clamp<int64_t>((-x + kFold - 1) / kFold, 0, count);
+      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / kFold + 1);
+      end = std::max(begin, end);
+    }
+    uint8_t* const out = to + part * kFoldedPixel;
+    for (int64_t i = 0; i < begin; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
+    if (begin < end) {
+      const uint8_t* const from = image + (y * shape.in_w + x) * channels;
+      const bool is_last = x_end - (from + (end - 1) * step) < kFoldedPixel;
+      for (int64_t i = begin; i < end - (is_last ? 1 : 0); ++i)
+        std::memcpy(out + i * kFoldedChannels, from + i * step, kFoldedPixel);
+      if (is_last)
+        std::memcpy(out + (end - 1) * kFoldedChannels, from + (end - 1) * step,
+                    static_cast<size_t>(channels));
+    }
+    for (int64_t i = end; i < count; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
+  }
 }
 
 // The columns of the band of so many output columns, computed and not stored ones; of a row of outputs.
@@ -202,6 +279,17 @@ WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool p
   const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all);
   if (!w.even || (BandFits(g, w) && w.reach <= kMaxReach)) return w;
   return WindowOf(g, engine, false, plain, allow_rows, copy_all);
+}
+
+bool Folds(const ConvSpec& spec, const IgemmEngine& engine) {
+  const ConvGeometry& g = spec.geometry;
+  return engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
+         g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold && g.dilation_h == 1 &&
+         g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
+         spec.w.encoding != Encoding::kBipolar &&
+         std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
+                     [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; }) &&
+         PlanWindow(Folded(g), engine, true, true, false).even;
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -328,7 +416,9 @@ constexpr size_t kManyTasks = 32;
 
 class IgemmKernel final : public ConvKernel {
  public:
-  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {});
+  // Of a folded image `spec` is Folded, and `whole` the geometry that it has by itself.
+  IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output = {},
+              const ConvGeometry* whole = nullptr);
 
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
@@ -341,6 +431,7 @@ class IgemmKernel final : public ConvKernel {
 
  private:
   ConvShape Shape(const ConvShape& whole) const {
+    if (folded_) return FoldedShape(geometry_, whole);
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
   // The cycles of one core, for all products.
@@ -375,12 +466,14 @@ class IgemmKernel final : public ConvKernel {
   const ConvGeometry geometry_;
   const IgemmEngine& engine_;
   const OutputGrid output_;
+  const std::optional<ConvGeometry> folded_;  // what it was
   WindowLayout window_;
   EpilogueTables epilogue_;
   const bool doubles_;     // bipolar activations: the band holds twice the codes
   uint8_t x_shift_ = 0;    // added to every byte of x: makes signed codes unsigned
   bool x_signed_ = false;  // or they are multiplied as they are
   size_t groups_per_flush_ = 0;
+  bool rises_ = false;    // codes rise from the zero point on, and the bias holds 2^23
   bool splits_ = false;   // weight values of 9 bits are two weights each (LoadWeights)
   uint8_t pad_byte_ = 0;  // the code of a tap outside the image, as stored in x
   PackedWeights weights_;
@@ -439,8 +532,14 @@ size_t GroupsPerFlush(const ConvSpec& spec, const WindowLayout& window) {
   return static_cast<size_t>(kMaxSum / largest);
 }
 
-IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output)
-    : geometry_(spec.geometry), engine_(engine), output_(output), epilogue_(spec), doubles_(CopiesAll(spec)) {
+IgemmKernel::IgemmKernel(const ConvSpec& spec, const IgemmEngine& engine, const OutputGrid& output,
+                         const ConvGeometry* whole)
+    : geometry_(spec.geometry),
+      engine_(engine),
+      output_(output),
+      folded_(whole == nullptr ? std::nullopt : std::optional(*whole)),
+      epilogue_(spec),
+      doubles_(CopiesAll(spec)) {
   PackWeights(spec);
 }
 
@@ -465,6 +564,11 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
+  rises_ = engine_.takes_rising && epilogue_.view().rising_offset != nullptr && epilogue_.view().packs_all;
+  if (rises_) {
+    for (size_t c = 0; c < channels; ++c)
+      bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(bias_[c]) + std::bit_cast<uint32_t>(0x1p23f));
+  }
   const bool bytes_do = std::all_of(shift.begin(), shift.end(), [](int32_t s) { return s == 0; });
   if (!bytes_do && engine_.unpacked_bytes != 0) {
     weight_shift_.assign(channels + kEpiloguePadding, 0);
@@ -667,6 +771,13 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     const int64_t kz = i / in_rows, r = i % in_rows;
     const int64_t iz = plane % shape.out_d * g.stride_d - g.pad_front + kz * g.dilation_d;
     uint8_t* to = band + static_cast<size_t>(places.Row(kz, r)) * grid.band_pitch;
+    if (folded_) {
+      const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folded_->in_channels;
+      const uint8_t* all = static_cast<const uint8_t*>(args.x);
+      FoldRow(*folded_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
+              pad_byte_, iy + r, ix, in_columns, to);
+      continue;
+    }
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
       std::memset(to, pad_byte_, static_cast<size_t>(in_columns * channels));
       continue;
@@ -784,6 +895,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
     block.panel_count = end_panel - first_panel;
     block.all_panels_end = panels_.data() + panels_.size();
     block.bias = bias_.data();
+    block.rises = rises_;
     block.x_shift = static_cast<int32_t>(x_shift_ * 0x01010101u);
     block.x_signed = x_signed_;
     if (!weight_shift_.empty()) block.weight_shift = weight_shift_.data();
@@ -961,7 +1073,7 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const ConvGeometry& g = spec.geometry;
+  const ConvGeometry g = Folds(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
   const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
@@ -981,6 +1093,8 @@ double Cost(const ConvSpec& spec, const ConvShape& shape) {
 template <const IgemmEngine& kEngine>
 std::unique_ptr<ConvKernel> Create(const ConvSpec& spec) {
   if (spec.geometry.transposed) return std::make_unique<TransposedIgemm>(spec, kEngine);
+  if (Folds(spec, kEngine))
+    return std::make_unique<IgemmKernel>(Folded(spec), kEngine, OutputGrid{}, &spec.geometry);
   return std::make_unique<IgemmKernel>(spec, kEngine);
 }
 

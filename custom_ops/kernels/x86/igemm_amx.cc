@@ -16,14 +16,15 @@
 //
 // All tiles of a block have the same number of rows, as many as make them equally full; the last one begins
 // early enough to be full and its first rows, which the tile before it has computed, are not written twice: a
-// residual may lie where y does. Sums go through memory to the epilogue of the other igemm kernels, while the next
-// tiles are multiplied (Waiting).
+// residual may lie where y does. Sums go through memory to the epilogue (requantize_rows.h, or that of the other igemm
+// kernels), while the next tiles are multiplied (Waiting).
 #include "kernels/x86/amx_tiles.h"
 #include "kernels/x86/igemm_tile.h"
-#if defined(LOWBIT_EMULATE_AMX)
-#include "kernels/x86/simd_avx2.h"
-#else
+#include "kernels/x86/requantize_rows.h"
+#if defined(__AVX512BW__)
 #include "kernels/x86/simd_avx512.h"
+#else  // only where tiles are emulated
+#include "kernels/x86/simd_avx2.h"
 #endif
 
 namespace lowbit {
@@ -32,20 +33,9 @@ namespace {
 constexpr size_t kLanes = 16, kStepGroups = 16, kStepBytes = 64;
 constexpr int kMaxVectors = 4;
 
-#if defined(LOWBIT_EMULATE_AMX)
+#if defined(__AVX512BW__)
 
-constexpr size_t kFinishedRows = 1;  // pixels whose epilogue is done at once
-struct Simd : Avx2 {
-  struct Copy {
-    size_t bytes;
-    explicit Copy(size_t count) : bytes(count) {}
-    void operator()(uint8_t* to, const uint8_t* from) const { std::memcpy(to, from, bytes); }
-  };
-};
-
-#else
-
-constexpr size_t kFinishedRows = 8;
+constexpr size_t kFinishedRows = 8;  // pixels whose epilogue is done at once
 struct Simd : Avx512 {
   // Of 1 to 64 bytes.
   struct Copy {
@@ -55,6 +45,35 @@ struct Simd : Avx512 {
       _mm512_mask_storeu_epi8(to, mask, _mm512_maskz_loadu_epi8(mask, from));
     }
   };
+  // As many bytes as `part` says, of `vectors` packed vectors from `first` on.
+  template <int vectors, int first>
+  static void StoreFirst(uint8_t* to, Packed packed, const Copy& part) {
+    if constexpr (vectors == 1) {
+      _mm_mask_storeu_epi8(to, static_cast<__mmask16>(part.mask), _mm512_extracti32x4_epi32(packed, first));
+    } else if constexpr (vectors == 2) {
+      _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(part.mask),
+                              _mm512_extracti64x4_epi64(packed, first / 2));
+    } else {
+      _mm512_mask_storeu_epi8(to, part.mask, packed);
+    }
+  }
+};
+
+#else
+
+constexpr size_t kFinishedRows = 1;
+struct Simd : Avx2 {
+  struct Copy {
+    size_t bytes;
+    explicit Copy(size_t count) : bytes(count) {}
+    void operator()(uint8_t* to, const uint8_t* from) const { std::memcpy(to, from, bytes); }
+  };
+  template <int vectors, int first>
+  static void StoreFirst(uint8_t* to, Packed packed, const Copy& part) {
+    alignas(32) uint8_t all[32];
+    Store(all, packed);
+    std::memcpy(to, all + first * kLanes, part.bytes);
+  }
 };
 
 #endif
@@ -142,9 +161,16 @@ void MakeOperands(const IgemmBlock& b, const Runs& runs, size_t rows, size_t pix
   }
 }
 
-// The epilogue of some pixels of a panel, from their sums in memory.
-using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, int32_t* sums, size_t pitch,
-                                const uint8_t* residuals, size_t pixel, size_t count);
+// Pixels [pixel, pixel + count) of a panel whose sums lie in memory, `pitch` apart; and copies of their residuals, whole
+// vectors, or null.
+struct StoredSums {
+  int32_t* sums;
+  size_t pitch;
+  const uint8_t* residuals;
+  size_t pixel, count;
+};
+// Their epilogue.
+using FinishFunction = void (*)(const IgemmBlock&, const IgemmPanel&, const StoredSums&);
 
 // What the epilogue expects to be in the sums already (FinishTile): of pixels and of row sums.
 void AddPerPixel(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t pixel,
@@ -176,9 +202,13 @@ struct BiasedSums {
   Pixel operator[](int r) const { return {sums + static_cast<size_t>(r) * pitch, bias}; }
 };
 
+// Any epilogue.
 template <int NV>
-void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t pitch,
-            const uint8_t* residuals, size_t pixel, size_t count) {
+void Finish(const IgemmBlock& b, const IgemmPanel& panel, const StoredSums& stored) {
+  int32_t* sums = stored.sums;
+  const uint8_t* residuals = stored.residuals;
+  const size_t pitch = stored.pitch;
+  size_t pixel = stored.pixel, count = stored.count;
   if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
   const auto finish = [&]<int MR>() __attribute__((always_inline)) {
     FinishRegisters<Simd, MR, NV>(b.output, pixel, panel.channel, panel.count,
@@ -192,27 +222,64 @@ void Finish(const IgemmBlock& b, const IgemmPanel& panel, int32_t* sums, size_t 
   while (count > 0) finish.template operator()<1>();
 }
 
+template <int NV, RowForm kForm, bool kPacksAll>
+void Requantize(const IgemmBlock& b, const IgemmPanel& panel, const StoredSums& stored) {
+  const auto [sums, pitch, residuals, pixel, count] = stored;
+  if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
+  StoredRows rows{sums, pitch, pixel, count, residuals, NV * Simd::kLanes};
+  if (kForm == RowForm::kSums && residuals == nullptr) {
+    rows.residual_pitch = b.output.pixel_step * b.output.epilogue->channels;
+    rows.residual = b.output.residual + b.output.first_pixel * b.output.epilogue->channels +
+                    pixel * rows.residual_pitch + panel.channel;
+  }
+  RequantizeRows<Simd, NV, kForm, kPacksAll>({&b.output, panel.channel, panel.count, b.bias + panel.channel},
+                                             rows);
+}
+
 // By the number of vectors.
-FinishFunction FinishOf(size_t vectors) {
-  static constexpr FinishFunction kOf[] = {
-      &Finish<1>, &Finish<2>, &Finish<3>, &Finish<4>,
-#if defined(LOWBIT_EMULATE_AMX)
-      &Finish<5>, &Finish<6>, &Finish<7>, &Finish<8>,
-#endif
-  };
-  return kOf[vectors - 1];
+struct FinishTable {
+  FinishFunction of[kMaxVectors * static_cast<int>(kLanes) / Simd::kLanes];
+
+  // Of a function template's instances: `instance` returns that of a number.
+  template <class Instance>
+  explicit constexpr FinishTable(const Instance& instance) : of() {
+    Fill<1>(instance);
+  }
+  template <int NV, class Instance>
+  constexpr void Fill(const Instance& instance) {
+    of[NV - 1] = instance.template operator()<NV>();
+    if constexpr (NV < static_cast<int>(sizeof(of) / sizeof(of[0]))) Fill<NV + 1>(instance);
+  }
+};
+
+template <RowForm kForm>
+const FinishTable& RequantizeTable(bool packs_all) {
+  static constexpr FinishTable kAll([]<int NV>() { return &Requantize<NV, kForm, true>; }),
+      kClipped([]<int NV>() { return &Requantize<NV, kForm, false>; });
+  return packs_all ? kAll : kClipped;
+}
+
+const FinishTable& FinishTableOf(const EpilogueView& e) {
+  static constexpr FinishTable kAny([]<int NV>() { return &Finish<NV>; });
+  if (!e.pack_clips || e.few_sums != nullptr) return kAny;
+  if (e.has_residual) return RequantizeTable<RowForm::kSums>(e.packs_all);
+  return e.rising_offset != nullptr ? RequantizeTable<RowForm::kRising>(e.packs_all)
+                                    : RequantizeTable<RowForm::kProducts>(e.packs_all);
 }
 
 // Sums of two tiles of pixels by a panel that wait for their epilogue. It is done piece by piece between the
 // products of the next two tiles: those take the tile unit 16 cycles each, in which the vector units would have
 // nothing to do, and the other way round.
+constexpr size_t kPieceRows = 8;
+
 class Waiting {
  public:
   // `steps`: products after which all of it should be done.
-  void Begin(const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t steps) {
+  void Begin(const FinishTable& table, const IgemmPanel& panel, int32_t* sums, size_t pitch, size_t steps) {
     panel_ = &panel;
     vectors_ = Quotient(panel.count, static_cast<size_t>(Simd::kLanes));
-    finish_ = FinishOf(vectors_);
+    finish_ = table.of[vectors_ - 1];
+    most_ = steps <= 2 ? 2 * kPieceRows : kPieceRows;
     sums_ = sums;
     pitch_ = pitch;
     count_ = range_ = 0;
@@ -222,7 +289,7 @@ class Waiting {
   // Rows [row, row + count) of the sums belong to the pixels of y from `pixel` on.
   void Add(size_t row, size_t pixel, size_t count) {
     ranges_[count_++] = {row, pixel, count};
-    pieces_ += Quotient(count, kFinishedRows);
+    pieces_ += Quotient(count, most_);
   }
   // The same for pixels of which some are not stored.
   void AddStored(const IgemmBlock& b, size_t row, size_t pixel, size_t count) {
@@ -260,9 +327,10 @@ class Waiting {
 
   void Piece(const IgemmBlock& b) {
     Range& range = ranges_[range_];
-    const size_t count = Least(range.count, kFinishedRows);
-    finish_(b, *panel_, sums_ + range.row * pitch_, pitch_, copies_residuals_ ? Residual(range.row) : nullptr,
-            range.pixel, count);
+    const size_t count = Least(range.count, most_);
+    finish_(b, *panel_,
+            {sums_ + range.row * pitch_, pitch_, copies_residuals_ ? Residual(range.row) : nullptr,
+             range.pixel, count});
     range = {range.row + count, range.pixel + count, range.count - count};
     if (range.count == 0) ++range_;
     ++done_;
@@ -272,7 +340,7 @@ class Waiting {
 
   const IgemmPanel* panel_ = nullptr;
   FinishFunction finish_ = nullptr;
-  size_t vectors_ = 0;
+  size_t vectors_ = 0, most_ = kPieceRows;
   bool copies_residuals_ = false;
   int32_t* sums_ = nullptr;
   size_t pitch_ = 0;
@@ -333,6 +401,56 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
   }
 }
 
+// One or two tiles of pixels by one vector of channels; their sums are left in tiles 2 * kSet and 2 * kSet + 1. Of a
+// single step the pixels may be in their tiles already.
+template <bool kSigned, int kTiles, int kSet>
+void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
+                    bool loads_pixels, const int8_t* weights, size_t group_bytes, Waiting& waiting,
+                    Fetch& fetch) {
+  constexpr int kSums = 2 * kSet, kWeights = 6 + kSet;
+  Tiles::Zero<kSums>();
+  if constexpr (kTiles == 2) Tiles::Zero<kSums + 1>();
+  for (size_t run = 0; run < runs.count; ++run) {
+    const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
+    for (size_t step = 0; step < runs.steps; ++step) {
+      Tiles::Load<kWeights>(weights, group_bytes);
+      if (loads_pixels) Tiles::Load<4>(x0, a0[run].pitch);
+      Tiles::Dot<kSigned, kSums, 4, kWeights>();
+      if constexpr (kTiles == 2) {
+        if (loads_pixels) Tiles::Load<5>(x1, a1[run].pitch);
+        Tiles::Dot<kSigned, kSums + 1, 5, kWeights>();
+        x1 += a1[run].step;
+      }
+      x0 += a0[run].step;
+      weights += kStepGroups * group_bytes;
+      for (size_t i = 0; i < fetch.lines; ++i, fetch.next += kTileRowBytes)
+        __builtin_prefetch(fetch.next, 0, 2);
+      waiting.Step(b);
+    }
+  }
+}
+
+// Sums of one vector of channels that are still in their tiles.
+struct InTiles {
+  int32_t* to = nullptr;  // null where there are none
+  size_t pitch = 0;
+  bool two = false;
+
+  template <int kSet>
+  void Store() {
+    if (to == nullptr) return;
+    Tiles::Store<2 * kSet>(to, pitch * sizeof(int32_t));
+    if (two) Tiles::Store<2 * kSet + 1>(to + kTileRows * pitch, pitch * sizeof(int32_t));
+    to = nullptr;
+  }
+};
+
+// Up to so many steps of k vectors of channels are multiplied one by one, and stored while the next ones are: products
+// of a tile take 52 cycles until they may be stored, and what reads memory behind a store that waits for them may wait
+// as well. On Sapphire Rapids four products of one step take 76 cycles with their stores, not 120; of four steps two
+// vectors at once take 74 a step, and load pixels half as often.
+constexpr size_t kStepsInTurns = 2;
+
 // A block whose tiles are configured.
 template <bool kSigned>
 class BlockRun {
@@ -343,7 +461,8 @@ class BlockRun {
         runs_(RunsOf(block.segments, block.groups)),
         operands_(
             reinterpret_cast<Operand*>(block.operands + CopiedBytes(block.pixels, runs_, block.apart != 0))),
-        steps_(runs_.count * runs_.steps) {}
+        steps_(runs_.count * runs_.steps),
+        finish_(FinishTableOf(*block.output.epilogue)) {}
 
   // Each panel comes from memory once, and passes all pixels.
   void Run() {
@@ -356,6 +475,7 @@ class BlockRun {
       }
       *b_.operands_of = x_offset + 1;
     }
+    StoreInTiles();
     waiting_[1 - turn_].End(b_);
   }
 
@@ -372,17 +492,15 @@ class BlockRun {
 
   // Two tiles, or the last one, by a panel. Meanwhile the next one is fetched.
   void Multiply(const IgemmPanel& panel, size_t tile) {
-    const bool two = tile + 1 < tiling_.count;
+    const bool two = tile + 1 < tiling_.count, in_turns = steps_ <= kStepsInTurns;
     const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
-    const size_t products = Quotient(vectors, 2) * steps_, bytes = PanelBytes(panel);
+    const size_t products = (in_turns ? vectors : Quotient(vectors, 2)) * steps_, bytes = PanelBytes(panel);
     const bool fetches = &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
     const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * Quotient(tiling_.count, 2)) : 0;
     Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
-    const Operand* a0 = operands_ + tile * runs_.count;
-    const Operand* a1 = two ? a0 + runs_.count : a0;
     int32_t* const sums = sums_[turn_];
     Waiting& waiting = waiting_[turn_];
-    waiting.Begin(panel, sums, pitch, products);
+    waiting.Begin(finish_, panel, sums, pitch, in_turns ? products - steps_ : products);
     for (size_t i = 0; i < (two ? 2 : 1); ++i) {
       const size_t first = (tile + i) * tiling_.rows, known = first - tiling_.First(tile + i);
       if (b_.apart != 0) {
@@ -392,15 +510,53 @@ class BlockRun {
       }
     }
     waiting.CopyResiduals(b_);
+    if (in_turns) {
+      MultiplyInTurns(panel, tile, two, fetch);
+    } else {
+      MultiplyPairs(panel, tile, two, fetch);
+    }
+    waiting_[1 - turn_].End(b_);
+    turn_ = 1 - turn_;
+  }
+
+  void MultiplyPairs(const IgemmPanel& panel, size_t tile, bool two, Fetch& fetch) {
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const Operand* a0 = operands_ + tile * runs_.count;
+    const Operand* a1 = two ? a0 + runs_.count : a0;
     for (size_t v = 0; v < vectors; v += 2) {
       const bool pair = v + 1 < vectors;
       const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
                                 : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
       multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
-               sums + v * kLanes, pitch, waiting_[1 - turn_], fetch);
+               sums_[turn_] + v * kLanes, pitch, waiting_[1 - turn_], fetch);
     }
-    waiting_[1 - turn_].End(b_);
-    turn_ = 1 - turn_;
+  }
+
+  // The last vector of the panel before is stored behind the first one of this panel, whose products therefore nothing
+  // is finished beside.
+  void MultiplyInTurns(const IgemmPanel& panel, size_t tile, bool two, Fetch& fetch) {
+    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
+    const Operand* a0 = operands_ + tile * runs_.count;
+    const Operand* a1 = two ? a0 + runs_.count : a0;
+    for (size_t v = 0; v < vectors; ++v) {
+      const auto multiply = set_ == 0
+                                ? (two ? &MultiplyVector<kSigned, 2, 0> : &MultiplyVector<kSigned, 1, 0>)
+                                : (two ? &MultiplyVector<kSigned, 2, 1> : &MultiplyVector<kSigned, 1, 1>);
+      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileRowBytes,
+               vectors * kTileRowBytes, v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
+      StoreInTiles();
+      set_ = 1 - set_;
+      in_tiles_ = {sums_[turn_] + v * kLanes, pitch, two};
+    }
+  }
+
+  // Those of the vector before the one that was multiplied last.
+  void StoreInTiles() {
+    if (set_ == 0) {
+      in_tiles_.Store<1>();
+    } else {
+      in_tiles_.Store<0>();
+    }
   }
 
   const IgemmBlock& b_;
@@ -408,8 +564,12 @@ class BlockRun {
   const Runs runs_;
   Operand* const operands_;
   const size_t steps_;
+  const FinishTable& finish_;
   Waiting waiting_[2];  // of the products that are computed, [turn_], and of those before
+  Waiting nothing_;
   size_t turn_ = 0;
+  int set_ = 0;  // of tiles, which the next vector has
+  InTiles in_tiles_;
   alignas(64) int32_t sums_[2][2 * kTileRows * kMaxVectors * kLanes];
 };
 

@@ -26,6 +26,7 @@ const IgemmEngine kIgemmAvx512Vnni = {
     .max_vectors = Avx512Vnni::kMaxVectors,
     .narrow = false,
     .takes_rows = true,
+    .takes_rising = true,
     .macs_per_cycle = 121.0,
     .outputs_per_cycle = 6.4,
     .tile_rows = 6,

@@ -25,6 +25,7 @@ const IgemmEngine kIgemmAvxVnni = {
     .max_vectors = AvxVnni::kMaxVectors,
     .narrow = false,
     .takes_rows = true,
+    .takes_rising = true,
     .macs_per_cycle = 59.5,
     .outputs_per_cycle = 4.8,
     .tile_rows = 6,

@@ -38,6 +38,7 @@ struct IgemmBlock {
   size_t panel_count;
   const IgemmPanel* all_panels_end;  // of the node: the next task's panels are fetched ahead too
   const int32_t* bias;               // [channels + padding], zero points folded in
+  bool rises;                        // and the bits of 2^23 (StoreRisingCodes)
   // acc += row_sums[group * pitch + pixel] * row_sum_weight[c]; null where no channel needs it
   const int32_t* row_sums;
   const int32_t* row_sum_weight;
@@ -68,6 +69,7 @@ struct IgemmEngine {
   bool takes_even = false;         // IgemmBlock::apart
   bool takes_rows = false;         // IgemmBlock::offsets
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
+  bool takes_rising = false;       // IgemmBlock::rises
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
   size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups, bool even) = nullptr;
   // Of an engine that unpacks: bytes of a panel's weights as it multiplies them, for each of their groups; it pays for

@@ -75,6 +75,28 @@ inline int32_t LoadGroup(const uint8_t* p) {
   return v;
 }
 
+// Codes that rise from the zero point on (requantize_rows.h), of accumulators that hold the bits of 2^23 as well.
+template <class S, int MR, int NV, bool kPartial>
+inline __attribute__((always_inline)) void StoreRisingCodes(const TileOutput& out, size_t pixel,
+                                                            size_t channel, size_t count,
+                                                            const typename S::I (&acc)[MR][NV]) {
+  const EpilogueView& e = *out.epilogue;
+  const size_t pitch = out.pixel_step * e.channels;
+  const float *scale = e.scale + channel, *offset = e.rising_offset + channel;
+  uint8_t* y = static_cast<uint8_t*>(out.y) + out.first_pixel * e.channels + pixel * pitch + channel;
+  StorePacked<S, MR, NV, kPartial>(count, y, pitch, [&](int i) __attribute__((always_inline)) {
+    typename S::I codes[4];
+    for (int j = 0; j < 4; ++j) {
+      const int r = (i + j) / NV, v = (i + j) % NV;
+      codes[j] = i + j < MR * NV
+                     ? S::RoundToInt(S::FmaF(S::AsFloat(acc[r][v]), S::LoadF(scale + v * S::kLanes),
+                                             S::LoadF(offset + v * S::kLanes)))
+                     : S::Set(0);
+    }
+    return S::PackSaturated(codes[0], codes[1], codes[2], codes[3]);
+  });
+}
+
 // Writes the outputs of a tile whose accumulators are in registers. The common cases stay there.
 template <class S, int MR, int NV>
 inline __attribute__((always_inline)) void FinishTile(const IgemmBlock& b, const IgemmPanel& panel,
@@ -96,6 +118,13 @@ inline __attribute__((always_inline)) void FinishTile(const IgemmBlock& b, const
         const auto weight = S::Load(b.row_sum_weight + panel.channel + v * S::kLanes);
         acc[r][v] = S::Add(acc[r][v], S::Mul(sum, weight));
       }
+    }
+  }
+  if constexpr (S::kHasFma) {
+    if (b.rises) {
+      if (panel.count == static_cast<size_t>(NV * S::kLanes))
+        return StoreRisingCodes<S, MR, NV, false>(b.output, pixel, panel.channel, panel.count, acc);
+      return StoreRisingCodes<S, MR, NV, true>(b.output, pixel, panel.channel, panel.count, acc);
     }
   }
   FinishRegisters<S, MR, NV>(b.output, pixel, panel.channel, panel.count, acc);

@@ -57,6 +57,7 @@ struct Avx2 {
   static I CountGreater(I count, I a, I b) { return _mm256_sub_epi32(count, _mm256_cmpgt_epi32(a, b)); }
 
   static F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
+  static F AsFloat(I bits) { return _mm256_castsi256_ps(bits); }
   static I RoundToInt(F v) { return _mm256_cvtps_epi32(v); }
   static F Rint(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F AddF(F a, F b) { return _mm256_add_ps(a, b); }
@@ -113,13 +114,20 @@ struct Avx2 {
   static Packed CountGreaterBytes(Packed count, Packed a, Packed b) {
     return _mm256_sub_epi8(count, _mm256_cmpgt_epi8(a, b));
   }
+  // In the order of four vectors: the packs work inside 128-bit lanes.
+  static I InOrder(I packed) {
+    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  // Clipped to [0, 255].
+  static Packed PackSaturated(I v0, I v1, I v2, I v3) {
+    return InOrder(_mm256_packus_epi16(_mm256_packs_epi32(v0, v1), _mm256_packs_epi32(v2, v3)));
+  }
   static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
     I bytes = _mm256_packus_epi16(_mm256_adds_epi16(_mm256_packs_epi32(v0, v1), range.zero),
                                   _mm256_adds_epi16(_mm256_packs_epi32(v2, v3), range.zero));
     bytes = _mm256_max_epu8(bytes, range.lo);
     bytes = _mm256_min_epu8(bytes, range.hi);
-    bytes = _mm256_xor_si256(bytes, range.flip);
-    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return InOrder(_mm256_xor_si256(bytes, range.flip));
   }
   // The bytes of two vectors, and of two others.
   static Packed LoadPairs(const uint8_t* low, const uint8_t* high) {

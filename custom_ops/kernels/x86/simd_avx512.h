@@ -42,6 +42,7 @@ struct Avx512 {
   }
 
   static F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }
+  static F AsFloat(I bits) { return _mm512_castsi512_ps(bits); }
   static I RoundToInt(F v) { return _mm512_cvtps_epi32(v); }  // half to even (MXCSR default)
   static F Rint(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F AddF(F a, F b) { return _mm512_add_ps(a, b); }
@@ -103,15 +104,21 @@ struct Avx512 {
   static Packed CountGreaterBytes(Packed count, Packed a, Packed b) {
     return _mm512_mask_add_epi8(count, _mm512_cmpgt_epi8_mask(a, b), count, _mm512_set1_epi8(1));
   }
+  // In the order of four vectors: the packs work inside 128-bit lanes.
+  static I InOrder(I packed) {
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                                    packed);
+  }
+  // Clipped to [0, 255].
+  static Packed PackSaturated(I v0, I v1, I v2, I v3) {
+    return InOrder(_mm512_packus_epi16(_mm512_packs_epi32(v0, v1), _mm512_packs_epi32(v2, v3)));
+  }
   static Packed PackClipped(I v0, I v1, I v2, I v3, const PackRange& range) {
     I bytes = _mm512_packus_epi16(_mm512_adds_epi16(_mm512_packs_epi32(v0, v1), range.zero),
                                   _mm512_adds_epi16(_mm512_packs_epi32(v2, v3), range.zero));
     bytes = _mm512_max_epu8(bytes, range.lo);
     bytes = _mm512_min_epu8(bytes, range.hi);
-    bytes = _mm512_xor_si512(bytes, range.flip);
-    // The packs work inside 128-bit lanes; this restores the order.
-    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
-                                    bytes);
+    return InOrder(_mm512_xor_si512(bytes, range.flip));
   }
   // The bytes of two vectors, and of two others.
   static Packed LoadPairs(const uint8_t* low, const uint8_t* high) {
