@@ -497,8 +497,8 @@ FAMILIES = {
         "affined: codes are normalized on their way into the product",
         "All codes of a block are fetched into shared memory at once; weights and lines are there before. A "
         "thread puts what the lines make of its chunks of 16 codes in their place, where wgmma reads them. "
-        "Behind a Concat a chunk comes from one of its tensors, and what its line makes of it is stored once. "
-        "`affined_64x32_stages2_producers_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of "
+        "Behind a Concat a chunk comes from one of its tensors, and what its line makes of it is stored once."
+        " `affined_64x32_stages2_producers_cluster4`: 64 pixels by 32 channels, two tiles of 128 channels of "
         "the input in each of four blocks of a cluster, which add up their sums; a second warpgroup rounds "
         "half of the codes.",
         "shared memory of a block",

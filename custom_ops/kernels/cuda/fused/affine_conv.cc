@@ -65,8 +65,9 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
 // Apart: a launch more, codes read and written at 3 TB/s; rates, not fitted.
 constexpr double kLaunchMicroseconds = 1.1, kBytesOfMicrosecond = 3e6;
 
-// In clocks, fitted to 286 configurations of DenseNet-121's layers at batch 1 and 16 on one H100, in rows of equals: what
-// it chooses takes 1.01 of the best. `joins`: codes are rounded twice, and stored by the blocks of the first channels.
+// In clocks, fitted to 286 configurations of DenseNet-121's layers at batch 1 and 16 on one H100, in rows of equals:
+// what it chooses takes 1.01 of the best. `joins`: codes are rounded twice, and stored by the blocks of the first
+// channels.
 double MicrosecondsTogether(const ConvProblem& problem, const ConvConfig& config, const Device& device,
                             bool joins) {
   const int64_t blocks =

@@ -1,7 +1,7 @@
 // A line of every channel's codes and the 1x1 convolution behind it, on wgmma for Hopper (sm_90a): threads fetch
-// codes into shared memory, put what the lines make of them in their place, and multiply that. Where a Concat makes the codes, they
-// are fetched from the tensors that it joins, its own lines come first, and the blocks of the first channels store
-// what these make.
+// codes into shared memory, put what the lines make of them in their place, and multiply that. Where a Concat makes
+// the codes, they are fetched from the tensors that it joins, its own lines come first, and the blocks of the first
+// channels store what these make.
 //
 //   tile of k   weights | gains, offsets     all of them, before the predecessors are done
 //   codes       all of them, once those are  | round 0 | round 1 | ...
@@ -21,8 +21,8 @@ namespace {
 constexpr int kTileM = 64;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// A warpgroup that rounds and multiplies, whose first thread fetches weights and lines. kHelped: another one rounds half
-// of the codes.
+// A warpgroup that rounds and multiplies, whose first thread fetches weights and lines. kHelped: another one rounds
+// half of the codes.
 template <int kTileN, bool kHelped, bool kSigned, bool kJoins, Finish kFinish>
 struct Affined {
   static constexpr int kThreads = (kHelped ? 2 : 1) * kWarpgroup;
@@ -87,8 +87,8 @@ struct Affined {
     return part;
   }
 
-  // All codes of the thread, into the places in which they are rounded. Rows past the last pixel repeat it: they are
-  // never stored.
+  // All codes of the thread, into the places in which they are rounded; the first tile's into registers, which is
+  // sooner. Rows past the last pixel repeat it: they are never stored.
   __device__ __forceinline__ void FetchCodes() {
     if constexpr (kJoins) {
 #pragma unroll 1
