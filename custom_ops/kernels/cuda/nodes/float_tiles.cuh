@@ -164,19 +164,36 @@ struct __align__(16) Step {
   int offset, dy, dx;
 };
 
+// Of stages, and of what a cluster's blocks send each other.
+template <typename T>
+constexpr int SharedBytes(bool in_cluster) {
+  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
+  const int received = in_cluster ? T::kOutputs + 4 * kMostBlocks : 0;
+  return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
+}
+// Of what a source keeps behind them.
+template <typename Source>
+constexpr int TableBytes() {
+  if constexpr (requires { Source::kTableBytes; }) return Source::kTableBytes;
+  return 0;
+}
+
 template <typename T>
 struct WindowSource {
   static constexpr int kSteps = T::kBlock / T::kColumns;
   static_assert(T::kBlock % T::kColumns == 0);
+  static constexpr int kTableBytes = kTeamsOf<T> * T::kStages * T::kDepth * static_cast<int>(sizeof(Step));
   const SplitParams& p;
   const float* first;
   int top = kOutside, left = 0;
   int own = ThreadOfTeam<T>() / T::kColumns;  // along k, equal in a warp
   uint32_t to;
 
-  __device__ __forceinline__ static Step* Table(int stage) {
-    __shared__ Step steps[kTeamsOf<T>][T::kStages][T::kDepth];
-    return steps[Team<T>()][stage];
+  // Behind everything else in dynamic shared memory: the tables of eight teams are more than kernels may have besides.
+  __device__ __forceinline__ Step* Table(int stage) const {
+    LOWBIT_DYNAMIC_SHARED(shared, 128);
+    auto* const steps = reinterpret_cast<Step*>(shared + SharedBytes<T>(p.in_cluster));
+    return steps + (Team<T>() * T::kStages + stage) * T::kDepth;
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x) {
@@ -696,13 +713,6 @@ __global__ void __launch_bounds__(kThreads) FinishSlices(const __grid_constant__
 
 // ---- which tile, how many slices
 
-template <typename T>
-constexpr int SharedBytes(bool in_cluster) {
-  constexpr int kStaged = kTeamsOf<T> * T::kStages * kStageFloats<T>;
-  const int received = in_cluster ? T::kOutputs + 4 * kMostBlocks : 0;
-  return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
-}
-
 // About how many clocks of a multiprocessor, of which the busiest has `blocks` one after the other and some at once; what
 // the tile says itself, where it does.
 template <typename T>
@@ -813,7 +823,7 @@ void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
                   static_cast<unsigned>(p.groups) * p.blocks);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
-  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster),
+  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster) + TableBytes<Source>(),
                           Dim(1, 1, p.in_cluster ? p.blocks : 1)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
