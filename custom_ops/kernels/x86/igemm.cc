@@ -136,8 +136,8 @@ ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
   return shape;
 }
 
-// Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: in front of it pixels are read
-// as four bytes, of which those that are no channels of theirs may be anything.
+// Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: pixels are read as four bytes, of
+// which those that are no channels of theirs may be anything, but for the tensor's last ones.
 void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
              uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
   const int64_t channels = whole.in_channels, step = kFold * channels;
@@ -154,12 +154,12 @@ void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* i
     for (int64_t i = 0; i < begin; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
     if (begin < end) {
       const uint8_t* const from = image + (y * shape.in_w + x) * channels;
-      const bool is_last = x_end - (from + (end - 1) * step) < kFoldedPixel;
-      for (int64_t i = begin; i < end - (is_last ? 1 : 0); ++i)
+      int64_t whole_end = end;
+      while (whole_end > begin && x_end - (from + (whole_end - 1) * step) < kFoldedPixel) --whole_end;
+      for (int64_t i = begin; i < whole_end; ++i)
         std::memcpy(out + i * kFoldedChannels, from + i * step, kFoldedPixel);
-      if (is_last)
-        std::memcpy(out + (end - 1) * kFoldedChannels, from + (end - 1) * step,
-                    static_cast<size_t>(channels));
+      for (int64_t i = whole_end; i < end; ++i)
+        std::memcpy(out + i * kFoldedChannels, from + i * step, static_cast<size_t>(channels));
     }
     for (int64_t i = end; i < count; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
   }
