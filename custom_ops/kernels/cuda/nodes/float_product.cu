@@ -18,8 +18,7 @@ struct FloatParams : SplitParams {
   int chunk = 1;  // channels side by side along k: those of a stage where p.taps_first
 };
 
-// What the estimate of these tiles counts with, of a multiprocessor; also how many products in a clock each of them makes of
-// very many outputs under way, of windows and where those are 1x1. As ProductRates, it decides how sums are split, so that
+// What the estimate of these tiles counts with, of a multiprocessor. As ProductRates, it decides how sums are split, so that
 // another number here is another bit. Fitted to what 46 convolutions take on an H100 (batch 1 and 16, 16 of each in a
 // row, every tile, up to 64 slices): what is chosen takes 1.03 times what the best takes, 1.1 at most.
 struct FloatRates {
@@ -38,6 +37,7 @@ double PartInClusters(int blocks, int at_once) {
   return static_cast<double>(room / blocks * blocks) / room * (blocks > 2 ? FloatRates::kReached : 1);
 }
 
+// kProducts, kPlainProducts: products in a clock of very many outputs under way, of windows and where those are 1x1.
 template <int kTileRows, int kTileColumns, int kRowsOfThread, int kColumnsOfThread, int kStagesOf,
           int kProducts, int kPlainProducts, int kTeamsOf = 1>
 struct Tile {

@@ -171,18 +171,14 @@ constexpr int SharedBytes(bool in_cluster) {
   const int received = in_cluster ? T::kOutputs + 4 * kMostBlocks : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
-// Of what a source keeps behind them.
-template <typename Source>
-constexpr int TableBytes() {
-  if constexpr (requires { Source::kTableBytes; }) return Source::kTableBytes;
-  return 0;
-}
+// Of where windows lie, which WindowSource keeps behind them.
+template <typename T>
+inline constexpr int kTableBytes = kTeamsOf<T> * T::kStages * T::kDepth * static_cast<int>(sizeof(Step));
 
 template <typename T>
 struct WindowSource {
   static constexpr int kSteps = T::kBlock / T::kColumns;
   static_assert(T::kBlock % T::kColumns == 0);
-  static constexpr int kTableBytes = kTeamsOf<T> * T::kStages * T::kDepth * static_cast<int>(sizeof(Step));
   const SplitParams& p;
   const float* first;
   int top = kOutside, left = 0;
@@ -759,7 +755,8 @@ TileChoice CheapestTile(const SplitParams& p, int slices, const Device& device) 
   for (int i = 0; i < static_cast<int>(std::tuple_size_v<Tiles>); ++i) {
     WithTile<Tiles>(i, [&](auto tile) {
       using T = decltype(tile);
-      if (!kMayUse<Column, T> || slices % kTeamsOf<T> != 0 || SharedBytes<T>(false) > device.shared_bytes)
+      if (!kMayUse<Column, T> || slices % kTeamsOf<T> != 0 ||
+          SharedBytes<T>(false) + kTableBytes<T> > device.shared_bytes)
         return;
       const double cost = CostOf<T>(p, slices, device.multiprocessors);
       if (cost < best.cost) best = {i, cost};
@@ -823,7 +820,8 @@ void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
                   static_cast<unsigned>(p.groups) * p.blocks);
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
-  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster) + TableBytes<Source>(),
+  constexpr int kTables = std::is_same_v<Source, WindowSource<T>> ? kTableBytes<T> : 0;
+  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster) + kTables,
                           Dim(1, 1, p.in_cluster ? p.blocks : 1)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
@@ -882,6 +880,9 @@ template <typename Tiles, typename Column, typename Params>
 NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& device,
                         const FloatTiling& tiling = {}) {
   Require(IsNear(geometry), "the windows of a float product reach too far, expected less than 2^28 pixels");
+  Require(
+      geometry.depth < std::numeric_limits<int>::max() / kMostSlices * std::tuple_element_t<0, Tiles>::kDepth,
+      "a float product sums ", geometry.depth, " products, which are too many");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
   bool may_use = false;
   WithTile<Tiles>(tiling.tile,
@@ -895,7 +896,7 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
     text += " " + std::to_string(T::kRows) + "x" + std::to_string(T::kColumns);
     if (kTeamsOf<T> > 1) text += " by " + std::to_string(kTeamsOf<T>) + " teams";
     geometry.blocks = geometry.slices / kTeamsOf<T>;
-    shared_bytes = SharedBytes<T>(true);
+    shared_bytes = SharedBytes<T>(true) + kTableBytes<T>;
   });
   // Outputs that lie side by side.
   const unsigned line =

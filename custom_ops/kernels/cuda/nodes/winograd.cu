@@ -312,7 +312,8 @@ double CostOf(const WinogradParams& p, int slices) {
 }
 
 int CheapestSlices(const WinogradParams& p, int asked) {
-  return cuda::CheapestSlices(p.depth / kDepth, asked, [&p](int slices) { return CostOf(p, slices); });
+  const int most = std::min(p.depth / kDepth, kMostBlocks);  // a slice is a block's
+  return cuda::CheapestSlices(most, asked, [&p](int slices) { return CostOf(p, slices); });
 }
 
 void SetSquares(WinogradParams& p) {
