@@ -154,29 +154,38 @@ class Compiler {
     for (size_t i = 0; i < ops.size(); ++i) {
       if (ops[i].is_needed && !ops[i].reshape) steps.push_back(i);
     }
+    const auto create = [&](size_t step) noexcept {
+      Created& created = created_[steps[step]];
+      try {
+        const std::span<const uint8_t> packed = packed_.empty() ? std::span<const uint8_t>() : packed_[step];
+        created.step = region_->backend->CreateStep(graph_, ops[steps[step]].nodes, packed);
+      } catch (...) {
+        created.error = std::current_exception();
+      }
+      return created.step != nullptr;
+    };
     std::atomic<size_t> next{0};
-    const auto create = [&]() noexcept {
-      for (size_t step = next++; step < steps.size(); step = next++) {
-        Created& created = created_[steps[step]];
-        try {
-          const std::span<const uint8_t> packed =
-              packed_.empty() ? std::span<const uint8_t>() : packed_[step];
-          created.step = region_->backend->CreateStep(graph_, ops[steps[step]].nodes, packed);
-        } catch (...) {
-          created.error = std::current_exception();
-        }
+    std::atomic<bool> failed{false};
+    const auto create_some = [&]() noexcept {
+      for (size_t step = next++; step < steps.size() && !failed; step = next++) {
+        if (!create(step)) failed = true;
       }
     };
     const size_t threads = std::min(region_->backend->Creators(), steps.size());
     std::vector<std::thread> helpers;
     helpers.reserve(threads);
     try {
-      while (helpers.size() + 1 < threads) helpers.emplace_back(create);
+      while (helpers.size() + 1 < threads) helpers.emplace_back(create_some);
     } catch (const std::exception&) {
       // No more of them are to be had: fewer do.
     }
-    create();
+    create_some();
     for (std::thread& helper : helpers) helper.join();
+    // What failed may have lacked the memory that others needed at the same time: alone it does not. The first that fails now
+    // is the first of the region that does.
+    for (size_t step = 0; step < steps.size(); ++step) {
+      if (created_[steps[step]].step == nullptr && !create(step)) return;
+    }
   }
 
   void AddOp(LoweredOp& op, Created& created) {
