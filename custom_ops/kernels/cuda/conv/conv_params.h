@@ -22,8 +22,8 @@ enum class Rounding : int { kAny, kBytes, kWords, kCapped, kClipped };
 // How residuals are added: where two multiplications and one rounding give the same (FitSum); where a
 // multiplication by 1 / y_scale in two parts does (InvertScale), the zero points of codes and residuals being
 // the lowest of 256 codes or not; any others, by a division. kInTail: before anything is rounded to a code,
-// as the last step of a tail (EpilogueParams::in_tail). kOfValues: the same to the number that a table has for a code, or
-// times it.
+// as the last step of a tail (EpilogueParams::in_tail). kOfValues: residuals are added to the number that a table has for
+// the node's own code, or multiplied with it.
 enum class Addition : int { kAny, kInverse, kInverseFromLowest, kOnLine, kInTail, kOfValues };
 
 // A function of a tail (core/activation.h).
@@ -332,13 +332,17 @@ inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
   return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
 }
 
+// Whether codes are made of sums and nothing else, and stored as they are.
+inline bool StoresCodesAlone(const EpilogueParams& e) {
+  return !e.has_residual && !e.in_tail && e.values == nullptr && e.border == nullptr && e.place_count == 0 &&
+         e.plane_count == 0;
+}
+
 // Of kernels that have instances for what clusters add up.
-inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums, bool is_cluster) {
+inline Finish FinishWithClusters(const EpilogueParams& e, const SumsParams& sums, bool is_cluster) {
   const Finish finish = FinishOf(e, sums);
-  const bool stores_codes_alone = e.table == nullptr && e.values == nullptr && e.border == nullptr &&
-                                  e.place_count == 0 && e.plane_count == 0;
-  if (finish != Finish::kThroughMemory || !is_cluster || !sums.requantizes_fours || e.has_residual ||
-      e.in_tail || !stores_codes_alone) {
+  if (finish != Finish::kThroughMemory || !is_cluster || !sums.requantizes_fours || e.table != nullptr ||
+      !StoresCodesAlone(e)) {
     return finish;
   }
   if (e.on_lines) return Finish::kTailOfCluster;

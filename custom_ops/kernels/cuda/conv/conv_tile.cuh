@@ -603,15 +603,10 @@ __device__ __forceinline__ int4 AddedUp(const BlockState<kTileN>& state, const i
   return total;
 }
 
-// Four codes of sums that a cluster has added up.
-template <Finish kFinish>
-__device__ __forceinline__ unsigned FourOfCluster(const EpilogueParams& e, const int4& sums,
-                                                  const FourChannels& channels) {
-  static_assert(kIsOfCluster<kFinish>);
-  constexpr First kFirst = kFinish == Finish::kTailOfCluster ? First::kTail : First::kMultiplies;
-  constexpr Rounding kRounding = kFinish == Finish::kBytesOfCluster   ? Rounding::kBytes
-                                 : kFinish == Finish::kWordsOfCluster ? Rounding::kWords
-                                                                      : Rounding::kClipped;
+// Four codes of sums, which are made of nothing else (StoresCodesAlone).
+template <First kFirst, Rounding kRounding>
+__device__ __forceinline__ unsigned FourAlone(const EpilogueParams& e, const int4& sums,
+                                              const FourChannels& channels) {
   const int4 all[] = {sums};
   float4 first[1];
   FirstCodes<kFirst, kFirst == First::kTail, kRounding == Rounding::kWords>(e, all, channels, first);
@@ -624,6 +619,11 @@ template <int kTileM, int kTileN, int kThreads, Finish kFinish, typename Params,
 __device__ __forceinline__ void FinishInCluster(const Params& p, const TilePosition& at, uint8_t* shared,
                                                 BlockState<kTileN>& state, const Each& each,
                                                 const PixelOf& pixel_of) {
+  static_assert(kIsOfCluster<kFinish>);
+  constexpr First kFirst = kFinish == Finish::kTailOfCluster ? First::kTail : First::kMultiplies;
+  constexpr Rounding kRounding = kFinish == Finish::kBytesOfCluster   ? Rounding::kBytes
+                                 : kFinish == Finish::kWordsOfCluster ? Rounding::kWords
+                                                                      : Rounding::kClipped;
   const EpilogueParams& e = p.epilogue;
   const int rows = kTileM / p.splits, first_row = rows * at.split, channel0 = at.group * p.n + at.n0;
   int* const sums = reinterpret_cast<int*>(shared + p.exchange_offset);
@@ -632,8 +632,8 @@ __device__ __forceinline__ void FinishInCluster(const Params& p, const TilePosit
     const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_of(first_row + row);
     if (m < 0 || at.n0 + column >= p.n) continue;
     const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + column;
-    *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) =
-        FourOfCluster<kFinish>(e, AddedUp(state, sums, p.splits, rows, row, column), state.Four(column));
+    *reinterpret_cast<unsigned*>(static_cast<uint8_t*>(p.y) + index) = FourAlone<kFirst, kRounding>(
+        e, AddedUp(state, sums, p.splits, rows, row, column), state.Four(column));
   }
 }
 

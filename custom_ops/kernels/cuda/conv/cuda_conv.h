@@ -4,11 +4,11 @@
 // Activations are NHWC codes (uint8 or int8, bipolar {0,1} as uint8), one byte each; outputs are codes or
 // float32. Every algorithm equals kernels/reference in every element.
 //
-// Not there yet: weights below 8 bits are unpacked to int8 when they are packed, but for what `bits` and `flat_bits` read; there
-// are no nibbles in memory; ConvTranspose and convolutions of few channels a group run the plain kernel only, depthwise ones
-// too where their channels are no multiple of 16. Run so far on an H200 alone: the kernels of sm_80 as they
-// choose with that capability, those of sm_75 as PTX compiled by the driver; sm_86, 89, 100 and 120 were only
-// compiled.
+// Not there yet: weights below 8 bits are unpacked to int8 when they are packed, but for what `bits` and
+// `flat_bits` read; there are no nibbles in memory; ConvTranspose and convolutions of few channels a group run the
+// plain kernel only, depthwise ones too where their channels are no multiple of 16. Run so far on an H200 and an
+// H100 alone: the kernels of sm_80 as they choose with that capability, those of sm_75 as PTX compiled by the
+// driver; sm_86, 89, 100 and 120 were only compiled.
 #pragma once
 
 #include <cstddef>

@@ -113,10 +113,11 @@ template <Way kWay>
 __device__ __forceinline__ unsigned FourCodes(const EpilogueParams& e, const int4& sums,
                                               const FourChannels& channels) {
   static_assert(kWay != Way::kOnes && kWay != Way::kAny);
-  constexpr Finish kFinish = kWay == Way::kBytes   ? Finish::kBytesOfCluster
-                             : kWay == Way::kWords ? Finish::kWordsOfCluster
-                                                   : Finish::kTailOfCluster;
-  return FourOfCluster<kFinish>(e, sums, channels);
+  constexpr First kFirst = kWay == Way::kLines ? First::kTail : First::kMultiplies;
+  constexpr Rounding kRounding = kWay == Way::kBytes   ? Rounding::kBytes
+                                 : kWay == Way::kWords ? Rounding::kWords
+                                                       : Rounding::kClipped;
+  return FourAlone<kFirst, kRounding>(e, sums, channels);
 }
 
 // The outputs of neighbouring pixels, `count` of them. kMaps: a table has what is stored for a code.
@@ -262,14 +263,10 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   FinishPixels<kWay, kMaps>(p, constants, pixel, 1, channel, sums);
 }
 
-}  // namespace
-
-namespace {
-
 Way WayOf(const DepthwiseParams& p) {
   const EpilogueParams& e = p.epilogue;
   if (!p.requantizes) return Way::kOnes;
-  if (e.has_residual || e.in_tail || e.place_count > 0 || e.values != nullptr) return Way::kAny;
+  if (!StoresCodesAlone(e)) return Way::kAny;
   if (e.on_lines) return Way::kLines;
   return e.rounding == Rounding::kBytes   ? Way::kBytes
          : e.rounding == Rounding::kWords ? Way::kWords

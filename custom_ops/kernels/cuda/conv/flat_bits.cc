@@ -33,7 +33,6 @@ constexpr int64_t kMostBlockBytes = 223 << 10;  // of dynamic shared memory, on 
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding != Encoding::kBipolar && x.bits <= 4 && bits.fit > 0 &&
          x.bits * bits.fit <= kMostProducts &&
-         HasFlatInstance(kWidths[0], bits.fit, FlatCodePlanes(x.bits)) &&
          BlockBytes(g, x.bits, bits.fit, kWidths[0]) <= kMostBlockBytes && g.group == 1 && !g.transposed &&
          g.Taps() == 1 && g.stride_h == 1 && g.stride_w == 1 &&
          std::max({g.pad_top, g.pad_left, g.pad_bottom, g.pad_right}) == 0;

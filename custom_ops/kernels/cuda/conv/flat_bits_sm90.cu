@@ -22,7 +22,7 @@ namespace {
 constexpr int kConsumers = kWarpgroup, kCutters = 256;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// 16 codes of a row from `channel` on; 0 past its last one, or where `is_row` has it. kWhole: rows are whole chunks.
+// 16 codes of a row from `channel` on; 0 past its last one, or where there is no such row. kWhole: rows are whole chunks.
 template <bool kWhole>
 __device__ __forceinline__ uint4 LoadCodes(const uint8_t* row, int channel, int row_bytes, bool is_row) {
   uint4 codes = {};
@@ -189,7 +189,7 @@ struct FlatBits {
     }
   }
 
-  // f(i, four), of a thread's i-th four neighbouring sums of each of its two rows.
+  // f(i, first, both), of a thread's i-th four neighbouring sums, from channel `first` of the tile on, of each of its two rows.
   template <typename F>
   __device__ __forceinline__ void ForEachBiased(const int (&sums)[kSums], const F& f) const {
     int i = 0;

@@ -183,7 +183,7 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       CUtensorMap map;
       const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
-      const Finish finish = FinishOf(p.epilogue, p, config.split == Split::kCluster);
+      const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
       return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
         if constexpr (kMayFinish<kFinish, kTileN> &&
                       HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {

@@ -169,7 +169,7 @@ cudaError_t LaunchWindows(const WindowsParams& p, const ConvConfig& config, cons
   CUtensorMap map;
   const cudaError_t error = EncodeRows(p, &map);
   if (error != cudaSuccess) return error;
-  const Finish finish = FinishOf(p.epilogue, p, config.split == Split::kCluster);
+  const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
   return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_m, auto tile_n) {

@@ -95,7 +95,7 @@ constexpr bool HasAffineInstance(Finish finish) {
 }
 // Blocks that have parts of K are a cluster's; what these add up has an instance of its own where it becomes bytes.
 inline Finish AffineFinishOf(const AffineConvParams& p) {
-  const Finish finish = FinishOf(p.epilogue, p, p.splits > 1);
+  const Finish finish = FinishWithClusters(p.epilogue, p, p.splits > 1);
   const bool is_of_another_cluster = finish == Finish::kWordsOfCluster || finish == Finish::kTailOfCluster;
   return is_of_another_cluster ? Finish::kThroughMemory : finish;
 }
