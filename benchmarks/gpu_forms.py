@@ -16,8 +16,9 @@ Forms, all but E of `onnxruntime.quantization.quantize_static`, int8 weights per
 Networks are classifiers at 224x224 and YOLO detectors at 640x640, their heads included.
 
 Times are device times of a run among many (`gpu_networks.py`), tuned, forms and torch in turns at each batch;
-torch runs the float network in fp16, channels last, in a CUDA graph. What was measured stays in a state file,
-from which a later run of the same commit on the same device goes on.
+torch runs the float network in fp16, channels last, in a CUDA graph, with --compile also what torch.compile
+makes of it. What was measured stays in a state file, from which a later run of the same commit on the same
+device goes on.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
 }
 FORMS["E"] = FORMS["F"] = FORMS["D"]
-TORCH = "torch fp16"
+TORCH, COMPILED = "torch fp16", "torch.compile fp16"
 CODES = 1.0
 """Share of the outputs that must be the CPU's."""
 
@@ -234,6 +235,13 @@ class InTorch:
         return simple[node.op_type]()
 
 
+def compiled(run: InTorch, x: Any) -> Any:
+    """What torch.compile makes of a network, traced to torch's own operators: nodes of ONNX cut its graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return torch.compile(make_fx(run)(x))
+
+
 class TorchSubject:
     """A network of torch in a CUDA graph.
 
@@ -242,17 +250,26 @@ class TorchSubject:
         x: Its input, float32.
         dtype: What it computes in: "float16", or "float32".
         channels_last: How tensors lie; otherwise channels come first.
+        compiles: Whether torch.compile makes kernels of it.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, x: Any, dtype: str = "float16", channels_last: bool = True
+        self,
+        model: onnx.ModelProto,
+        x: Any,
+        dtype: str = "float16",
+        channels_last: bool = True,
+        compiles: bool = False,
     ) -> None:
-        self._run = run = InTorch(model, torch, "cuda", getattr(torch, dtype), channels_last)
+        run: Any = InTorch(model, torch, "cuda", getattr(torch, dtype), channels_last)
         x = torch.from_numpy(x).cuda().to(getattr(torch, dtype))
         if channels_last:
             x = x.to(memory_format=torch.channels_last)
         torch.backends.cudnn.benchmark = True
         with torch.no_grad():
+            if compiles:
+                run = compiled(run, x)
+            self._run = run
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
                 for _ in range(3):
@@ -315,7 +332,9 @@ def launches(path: Path, device: str, cache: str, dims: tuple[int, ...]) -> int:
     return sum(kernel.count(" + ") + 1 for kernel in kernels if not kernel.endswith(" with the last"))
 
 
-def measure(network: str, forms: list[str], batch: int, device: str, rounds: int) -> dict[str, Any]:
+def measure(
+    network: str, forms: list[str], batch: int, device: str, rounds: int, compiles: bool
+) -> dict[str, Any]:
     """Rounds of microseconds by form, and what else there is to know of each."""
     feed = images(batch, size_of(network), seed=3)
     out: dict[str, Any] = {}
@@ -331,8 +350,11 @@ def measure(network: str, forms: list[str], batch: int, device: str, rounds: int
             out[form] = {"opened_ms": opened * 1e3, "tuned_s": tuned, "rounds": []}
             out[form]["launches"] = launches(path, device, cache, feed.shape)
         if torch is not None:
-            subjects[TORCH] = TorchSubject(onnx.load(WORK / f"{network}_float_batch.onnx"), feed)
-            out[TORCH] = {"rounds": []}
+            model = onnx.load(WORK / f"{network}_float_batch.onnx")
+            subjects[TORCH] = TorchSubject(model, feed)
+            if compiles:
+                subjects[COMPILED] = TorchSubject(model, feed, compiles=True)
+            out.update({peer: {"rounds": []} for peer in subjects.keys() - out.keys()})
         for _ in range(rounds):
             for form, subject in subjects.items():
                 out[form]["rounds"].append(subject.queued() * 1e6)
@@ -344,6 +366,7 @@ def tables(places: dict[str, dict[str, Any]]) -> list[Table]:
     columns = [
         *(f"{form} us" for form in FORMS),
         f"{TORCH} us",
+        f"{COMPILED} us",
         "slowest form / A",
         f"A / {TORCH}",
         "opening A, D ms",
@@ -354,7 +377,7 @@ def tables(places: dict[str, dict[str, Any]]) -> list[Table]:
         names = place["names"]
         medians = {name: float(np.median(each["rounds"])) for name, each in names.items()}
         forms = [medians[form] for form in FORMS if form in medians]
-        cells = [medians.get(form, "-") for form in (*FORMS, TORCH)]
+        cells = [medians.get(form, "-") for form in (*FORMS, TORCH, COMPILED)]
         ratios = ["-" if "A" not in medians else max(forms) / medians["A"]]
         ratios.append("-" if not {"A", TORCH} <= medians.keys() else medians["A"] / medians[TORCH])
         opening = ", ".join(f"{names[form]['opened_ms']:.0f}" for form in ("A", "D") if form in names)
@@ -382,6 +405,20 @@ def places(options: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
             yield network, (options.forms or ",".join(FORMS)).split(","), batch
 
 
+def page(state: State, facts: dict[str, Any], options: argparse.Namespace) -> None:
+    """Writes what is known so far: a later place may be cut off."""
+    write(
+        "gpu_forms",
+        "Forms of quantized models on a GPU",
+        tables(state.places),
+        NOTES,
+        state.places,
+        folder=options.out,
+        machine=facts,
+        commit=options.commit or None,
+    )
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(
@@ -396,6 +433,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="time after which nothing is begun"
     )
+    parser.add_argument("--compile", action="store_true", help="beside torch.compile, too (slow to begin)")
     parser.add_argument("--state", type=Path, default=WORK / "gpu_forms.json", help="what was measured")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results file")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
@@ -414,19 +452,11 @@ def main() -> None:
         key = f"{network} {batch}"
         missing = set(forms) - state.places.get(key, {"names": {}})["names"].keys()
         if missing and time.monotonic() < end:
-            names = measure(network, forms, batch, device, options.rounds)
+            names = measure(network, forms, batch, device, options.rounds, options.compile)
             state.add(key, {"network": network, "batch": batch, "names": names})
             print(tables({key: state.places[key]})[0].markdown(), flush=True)
-    write(
-        "gpu_forms",
-        "Forms of quantized models on a GPU",
-        tables(state.places),
-        NOTES,
-        state.places,
-        folder=options.out,
-        machine=facts,
-        commit=options.commit or None,
-    )
+            page(state, facts, options)
+    page(state, facts, options)
 
 
 if __name__ == "__main__":
