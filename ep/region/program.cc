@@ -174,10 +174,12 @@ class Compiler {
     const size_t threads = std::min(region_->backend->Creators(), steps.size());
     std::vector<std::thread> helpers;
     helpers.reserve(threads);
-    try {
-      while (helpers.size() + 1 < threads) helpers.emplace_back(create_some);
-    } catch (const std::exception&) {
-      // No more of them are to be had: fewer do.
+    for (bool may_start = true; may_start && helpers.size() + 1 < threads;) {
+      try {
+        helpers.emplace_back(create_some);
+      } catch (const std::exception&) {
+        may_start = false;  // no more of them are to be had: fewer do
+      }
     }
     create_some();
     for (std::thread& helper : helpers) helper.join();

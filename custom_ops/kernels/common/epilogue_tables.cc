@@ -172,7 +172,8 @@ bool EpilogueTables::Rises(const std::vector<int64_t>& largest) const {
                     kMost = int64_t{1} << 29;  // the latter's bits are still positive
   for (size_t c = 0; c < largest.size(); ++c) {
     const double scale = static_cast<double>(v.scale[c]);
-    if (!(scale >= 0x1p-60 && scale <= 0x1p6) || largest[c] >= kMost) return false;
+    const bool is_usual = scale >= 0x1p-60 && scale <= 0x1p6;
+    if (!is_usual || largest[c] >= kMost) return false;
     if (largest[c] < kExact) continue;
     const auto most =
         std::bit_cast<float>(std::bit_cast<int32_t>(0x1p23f) + static_cast<int32_t>(largest[c]));

@@ -188,7 +188,8 @@ struct WindowSource {
   // Behind everything else in dynamic shared memory: the tables of eight teams are more than kernels may have besides.
   __device__ __forceinline__ Step* Table(int stage) const {
     LOWBIT_DYNAMIC_SHARED(shared, 128);
-    auto* const steps = reinterpret_cast<Step*>(shared + SharedBytes<T>(p.in_cluster));
+    constexpr int kAlone = SharedBytes<T>(false), kInCluster = SharedBytes<T>(true);
+    auto* const steps = reinterpret_cast<Step*>(shared + (p.in_cluster ? kInCluster : kAlone));
     return steps + (Team<T>() * T::kStages + stage) * T::kDepth;
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
