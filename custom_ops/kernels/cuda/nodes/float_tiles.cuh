@@ -171,6 +171,11 @@ constexpr int SharedBytes(bool in_cluster) {
   const int received = in_cluster ? T::kOutputs + 4 * kMostBlocks : 0;
   return (kIsAsync<T> ? std::max(kStaged, received) : kStaged + received) * static_cast<int>(sizeof(float));
 }
+// For kernels, which may not call it.
+template <typename T>
+inline constexpr int kSharedAlone = SharedBytes<T>(false);
+template <typename T>
+inline constexpr int kSharedInCluster = SharedBytes<T>(true);
 // Of where windows lie, which WindowSource keeps behind them.
 template <typename T>
 inline constexpr int kTableBytes = kTeamsOf<T> * T::kStages * T::kDepth * static_cast<int>(sizeof(Step));
@@ -188,8 +193,8 @@ struct WindowSource {
   // Behind everything else in dynamic shared memory: the tables of eight teams are more than kernels may have besides.
   __device__ __forceinline__ Step* Table(int stage) const {
     LOWBIT_DYNAMIC_SHARED(shared, 128);
-    constexpr int kAlone = SharedBytes<T>(false), kInCluster = SharedBytes<T>(true);
-    auto* const steps = reinterpret_cast<Step*>(shared + (p.in_cluster ? kInCluster : kAlone));
+    auto* const steps =
+        reinterpret_cast<Step*>(shared + (p.in_cluster ? kSharedInCluster<T> : kSharedAlone<T>));
     return steps + (Team<T>() * T::kStages + stage) * T::kDepth;
   }
   __device__ __forceinline__ WindowSource(const SplitParams& params, int group, int j0, uint32_t pixels)
