@@ -156,13 +156,14 @@ class Compiler {
     }
     const auto create = [&](size_t step) noexcept {
       Created& created = created_[steps[step]];
+      created = {};
       try {
         const std::span<const uint8_t> packed = packed_.empty() ? std::span<const uint8_t>() : packed_[step];
         created.step = region_->backend->CreateStep(graph_, ops[steps[step]].nodes, packed);
       } catch (...) {
         created.error = std::current_exception();
       }
-      return created.step != nullptr;
+      return created.error == nullptr;
     };
     std::atomic<size_t> next{0};
     std::atomic<bool> failed{false};

@@ -193,6 +193,7 @@ class FakeBackend : public Backend {
   std::string fingerprint = "fake 1";
   std::atomic<size_t> fail_above{SIZE_MAX};  // instances: creating more fails, as if memory ran out
   std::atomic<int> busy_runs{0};             // instances answer Busy while this is above 0
+  std::atomic<int> failing_steps{0};         // so many creations of a step fail before the others
   mutable std::atomic<size_t> live{0}, most_live{0}, created{0}, faults{0}, steps_packed{0},
       steps_from_packed{0};
 
@@ -346,6 +347,7 @@ inline std::unique_ptr<FakeNodeStep> FakeBackend::CreateNodeStep(const Graph& gr
 
 inline std::unique_ptr<Step> FakeBackend::CreateStep(const Graph& graph, std::span<const Node* const> nodes,
                                                      std::span<const uint8_t> packed) {
+  if (failing_steps-- > 0) Fail("out of memory");
   if (IsSplit(*nodes[0]))
     return std::make_unique<FakeCutStep>(std::get<SplitOp>(ReadStandard(graph, *nodes[0])));
   if (nodes.size() == 1) {

@@ -786,6 +786,25 @@ void TestProgramMayDieBeforeItsPlans() {
   Expect(fake->live == 0, "the last one frees the instance");
 }
 
+// Several are created at once; one that lacked memory beside the others does not alone.
+void TestStepsThatFailBesideOthers() {
+  std::mt19937 random(31);
+  GraphBuilder builder;
+  ValueId value = builder.AddInput();
+  constexpr int kSteps = 12;
+  for (int i = 0; i < kSteps; ++i) value = builder.Lookup(value, i);
+  builder.graph.outputs.push_back(value);
+  const auto backend = std::make_shared<FakeBackend>();
+  backend->failing_steps = 1;
+  const auto program = Program::Compile(builder.graph, backend);
+  const std::vector<Tensor> inputs = {RandomTensor({3, kChannels}, random)};
+  Expect(Equal(RunProgram(*program, inputs), Evaluate(builder.graph, inputs)), "all steps are there");
+  backend->failing_steps = 2 * kSteps;
+  const std::string error = ErrorOf([&] { Program::Compile(builder.graph, backend); });
+  Expect(Contains(error, "out of memory") && Contains(error, builder.graph.nodes[0].name),
+         "the first step that fails is named: " + error);
+}
+
 void TestInstanceOrder() {
   const Chain chain;
   auto fake = std::make_shared<FakeBackend>();
@@ -1514,6 +1533,7 @@ int main() {
   TestPlansAreBounded();
   TestTuning();
   TestProgramMayDieBeforeItsPlans();
+  TestStepsThatFailBesideOthers();
   TestInstanceOrder();
   TestInstancesThatCannotBeCreated();
   TestMemoryOfOtherShapes();
