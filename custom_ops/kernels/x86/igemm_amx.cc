@@ -354,6 +354,10 @@ class Waiting {
 struct Fetch {
   const int8_t* next;
   size_t lines;  // after each step
+
+  void Step() {
+    for (size_t i = 0; i < lines; ++i, next += kTileRowBytes) __builtin_prefetch(next, 0, 2);
+  }
 };
 
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
@@ -386,8 +390,7 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
       }
       x0 += a0[run].step;
       weights += kStepGroups * group_bytes;
-      for (size_t i = 0; i < fetch.lines; ++i, fetch.next += kTileRowBytes)
-        __builtin_prefetch(fetch.next, 0, 2);
+      fetch.Step();
       waiting.Step(b);
     }
   }
@@ -423,8 +426,7 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
       }
       x0 += a0[run].step;
       weights += kStepGroups * group_bytes;
-      for (size_t i = 0; i < fetch.lines; ++i, fetch.next += kTileRowBytes)
-        __builtin_prefetch(fetch.next, 0, 2);
+      fetch.Step();
       waiting.Step(b);
     }
   }
