@@ -374,23 +374,8 @@ def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
     value = graph.node("MaxPool", [value], kernel_shape=[2, 2], strides=[2, 2])
     value = quantized(layer(value, 64, 128), 64 * 9)
     graph.output(quantized(layer(value, 128, 64, 1), 128), ["N", 64, None, None])
-    path = tmp_path / "planes.lowbit.onnx"
-    lowbit.convert(graph.proto(), path)
-    code = f"""
-import numpy as np, onnx
-from tests.gpu.support import assert_equal, whole_on_gpu
-from tests.support import lowbit_session
-model = onnx.load({str(path)!r})
-on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
-for shape in ((1, 128, 8, 10), (3, 128, 9, 7)):
-    feeds = {{"x": np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)}}
-    assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{{shape}}")
-"""
-    left_out = "halo,windows,wgmma,mma,team,vector"
-    variables = {"LOWBIT_PRINT_PLAN": "json", "LOWBIT_CUDA_WITHOUT": left_out}
-    lines = in_new_process(code, variables)["stderr"].splitlines()
-    printed = [json.loads(line) for line in lines if line.startswith("{")]
-    plans = [each["steps"] for each in printed if each["lowbit"] == "region"]
+    variables = {"LOWBIT_CUDA_WITHOUT": "halo,windows,wgmma,mma,team,vector"}
+    plans = _plans_of(graph.proto(), ((1, 128, 8, 10), (3, 128, 9, 7)), 1, tmp_path, variables)
     assert len(plans) == 2
     for steps in plans:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
@@ -411,31 +396,38 @@ def test_products_in_planes(tmp_path: Path) -> None:
         scale = qonnx_graphs.Quant(np.float32(inputs**0.5), 2, signed=0)
         value = graph.quant(graph.node("Relu", [value]), scale)
     graph.output(value, ["N", channels[-1], None, None])
-    path = tmp_path / "rows.lowbit.onnx"
-    lowbit.convert(graph.proto(), path)
+    variables = {"LOWBIT_TUNE": "off", "LOWBIT_CUDA_WITHOUT": "chain,halo,windows,wgmma,mma,team,vector,bits"}
+    plans = _plans_of(graph.proto(), ((1, 128, 8, 8), (3, 128, 5, 7)), 2, tmp_path, variables)
+    assert len(plans) == 2
+    for steps in plans:
+        kernels = [step["kernel"] for step in steps if step["kernel"].startswith("flat_bits")]
+        assert len(kernels) == len(channels) - 1, steps
+        assert len([step for step in steps if "plane" in step["to"]]) == len(channels) - 2, steps
+
+
+def _plans_of(
+    model: onnx.ModelProto,
+    shapes: tuple[tuple[int, ...], ...],
+    spread: float,
+    folder: Path,
+    variables: dict[str, str],
+) -> list[list[dict[str, Any]]]:
+    """Steps of the region for each shape of input, in a process of its own; outputs are the CPU's."""
+    path = folder / "converted.lowbit.onnx"
+    lowbit.convert(model, path)
     code = f"""
 import numpy as np, onnx
 from tests.gpu.support import assert_equal, whole_on_gpu
 from tests.support import lowbit_session
 model = onnx.load({str(path)!r})
 on_gpu, on_cpu = whole_on_gpu(model), lowbit_session(model)
-for shape in ((1, 128, 8, 8), (3, 128, 5, 7)):
-    feeds = {{"x": np.random.default_rng(0).normal(0, 2, shape).astype(np.float32)}}
+for shape in {shapes!r}:
+    feeds = {{"x": np.random.default_rng(0).normal(0, {spread}, shape).astype(np.float32)}}
     assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{{shape}}")
 """
-    variables = {
-        "LOWBIT_PRINT_PLAN": "json",
-        "LOWBIT_TUNE": "off",
-        "LOWBIT_CUDA_WITHOUT": "chain,halo,windows,wgmma,mma,team,vector,bits",
-    }
-    lines = in_new_process(code, variables)["stderr"].splitlines()
+    lines = in_new_process(code, variables | {"LOWBIT_PRINT_PLAN": "json"})["stderr"].splitlines()
     printed = [json.loads(line) for line in lines if line.startswith("{")]
-    plans = [each["steps"] for each in printed if each["lowbit"] == "region"]
-    assert len(plans) == 2
-    for steps in plans:
-        kernels = [step["kernel"] for step in steps if step["kernel"].startswith("flat_bits")]
-        assert len(kernels) == len(channels) - 1, steps
-        assert len([step for step in steps if "plane" in step["to"]]) == len(channels) - 2, steps
+    return [each["steps"] for each in printed if each["lowbit"] == "region"]
 
 
 def _plan(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
