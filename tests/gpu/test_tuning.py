@@ -132,7 +132,8 @@ for tuning in ("on", "cached"):
 """
     # Without kernels of bytes no estimate is against planes.
     left_out = "halo,windows,wgmma,mma,team,vector"
-    found = in_new_process(code, {"LOWBIT_PRINT_PLAN": "json", "LOWBIT_CUDA_WITHOUT": left_out})
+    environment = {"LOWBIT_PRINT_PLAN": "json", "LOWBIT_CUDA_WITHOUT": left_out, "LOWBIT_TUNE": ""}
+    found = in_new_process(code, environment)
     (file,) = files(folder)
     entries = [line.split("\t") for line in file.read_text().splitlines()[4:]]
     (chosen,) = [kernel for _, key, kernel in entries if key.startswith("planes, ")]
