@@ -459,7 +459,9 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(bias_at));
     p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.scale));
   }
-  if (may_be_floats && sum_form_ != SumForm::kInteger && row.traits.takes_floats &&
+  // What gathers pixels has no instances for floats of inputs with signs (WithGatheredFinish).
+  const bool has_instance = row.traits.takes_floats && !(XSigned() && row.traits.gathers && !config.boxes);
+  if (may_be_floats && sum_form_ != SumForm::kInteger && has_instance &&
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
@@ -648,9 +650,7 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
   if (!rounds_fours_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
-  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
-  // too.
-  const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  const bool may_be_floats = !Bipolar() && tiled_ && !p.dequantizes;
   const bool lacks_lines =
       std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
   if (p.in_tail) {

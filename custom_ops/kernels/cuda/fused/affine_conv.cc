@@ -122,6 +122,7 @@ AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
   const auto set_common = [&](bool may_be_floats) {
     ConvConfig tiles = config;
     tiles.kernel = &kWgmmaRow;
+    tiles.boxes = true;  // nothing lies outside of the image: it has the instances of what fetches boxes
     static_cast<ConvParams&>(p) = nodes.conv->Params(nodes.shape, tiles, may_be_floats);
   };
   set_common(true);

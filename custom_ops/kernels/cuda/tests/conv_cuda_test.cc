@@ -504,9 +504,9 @@ class Generator : public cuda::Draws {
   }
 
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
-  // take. is_binary: as binary networks have it, so that windows have borders.
+  // take. is_binary: as binary networks have it, so that windows have borders; is_signed: of inputs with signs.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
-                 const cuda::Device& device, bool is_binary = false) {
+                 const cuda::Device& device, bool is_binary = false, bool is_signed = false) {
     constexpr int kMostDraws = 100000;
     Node node;
     node.kind = "finish " + std::to_string(static_cast<int>(finish));
@@ -520,10 +520,10 @@ class Generator : public cuda::Draws {
       g.kernel_h = g.kernel_w = has_windows ? 3 : 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = has_windows ? 1 : 0;
       Operands(node.spec);
-      const bool may_be_signed = finish == cuda::Finish::kIntegersInTail;
+      const bool may_be_signed = is_signed || finish == cuda::Finish::kIntegersInTail;
+      const Encoding x = node.spec.x.encoding;
       if (is_binary ? !IsBipolar(node.spec)
-                    : node.spec.x.encoding != Encoding::kUnsigned &&
-                          !(may_be_signed && node.spec.x.encoding == Encoding::kSigned)) {
+                    : x == Encoding::kBipolar || (x == Encoding::kSigned ? !may_be_signed : is_signed)) {
         continue;
       }
       if (!is_binary) node.spec.x.bits = 8;  // whatever other nodes make
@@ -534,7 +534,8 @@ class Generator : public cuda::Draws {
         LoseLines(node.spec.epilogue);
       if (!cuda::MayRoundFours(node.spec.epilogue)) continue;
       const cuda::PackedConv packed(node.spec, device, {});
-      const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+      cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+      config.boxes = is_signed;  // which have floats of such inputs
       if (packed.Problem(shape).requantizes &&
           cuda::FinishOf(packed.Params(shape, config).epilogue) == finish) {
         return node;
@@ -1545,6 +1546,13 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
         kWordsTailOnLine, kFloats, kFloatsAdding}) {
     const Node node =
         generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(), device);
+    count(TestNode(node, generator, device, by, most, text));
+  }
+  for (const cuda::Finish finish :
+       {kFloatsFromZero, kCappedFromZero, kTail, kLackingTail, kFloatsOnLine, kFloatsInverse, kCappedOnLine,
+        kCappedTailOnLine, kCappedLackingOnLine, kCappedInTail, kWordsTailOnLine, kFloats, kFloatsAdding}) {
+    const Node node = generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(),
+                                          device, false, true);
     count(TestNode(node, generator, device, by, most, text));
   }
   for (const int64_t out : {64, 128}) {

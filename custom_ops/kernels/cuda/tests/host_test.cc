@@ -1042,7 +1042,12 @@ SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
   signed_x.x.encoding = Encoding::kSigned;
   const PackedConv of_signed(signed_x, DeviceOf(90, 132, 227), {});
   Expect(FinishOf(of_signed.Params({1, 8, 8, 8, 8}, {&kWgmmaRow, 64, 32, 1}).epilogue) == Finish::kIntegers,
-         "sums of codes with a sign are integers");
+         "sums of codes with a sign are integers where pixels are gathered");
+  ConvConfig boxes{&kWgmmaRow, 64, 32, 1};
+  boxes.boxes = true;
+  const Finish of_boxes = FinishOf(of_signed.Params({1, 8, 8, 8, 8}, boxes).epilogue);
+  Expect((of_boxes != Finish::kIntegers) == of_signed.Problem({1, 8, 8, 8, 8}).floats,
+         "and floats, where they may be, if boxes are fetched");
   return p.epilogue.sums;
 }
 
