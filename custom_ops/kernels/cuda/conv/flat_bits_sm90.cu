@@ -213,7 +213,7 @@ struct FlatBits {
       const int of_row = i / kTileN, channel = i % kTileN;
       if (at.m0 + of_row >= p.m || at.n0 + channel >= p.n) continue;
       FinishOne(p.epilogue, p.residual, p.y, at.m0 + of_row, at.n0 + channel,
-                staged[of_row * kStride + channel], fixed.state.bias[channel], fixed.state.scale[channel], 0);
+                staged[of_row * kStride + channel], fixed.state.bias[channel], fixed.state.scale[channel]);
     }
   }
 

@@ -13,10 +13,8 @@ struct LaunchOptions {
   Queue& queue;
   const Device& device;
   bool x_signed = false;
-  int shared_bytes = 0;  // dynamic shared memory of a block
-  // Of rows that have passes (ConvTraits).
-  int32_t* partial = nullptr;
-  const int32_t* x_sums = nullptr;
+  int shared_bytes = 0;        // dynamic shared memory of a block
+  int32_t* partial = nullptr;  // of rows that have passes (ConvTraits)
 };
 
 // Kernels have fewer instances for floats of inputs with signs: those of any floats, what few networks have among it, and
@@ -119,6 +117,7 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
     return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
   };
   const EpilogueParams& e = p.epilogue;
+  if (e.w_zero != nullptr) return of_any_input.template operator()<Finish::kOfZeros>();
   if (!p.in_registers) return of_any_input.template operator()<Finish::kThroughMemory>();
   if (e.sums == SumForm::kInteger) {
     if (e.on_lines) return of_any_input.template operator()<Finish::kIntegersOfTail>();

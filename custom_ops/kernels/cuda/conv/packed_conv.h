@@ -55,7 +55,6 @@ class PackedConv {
   const ConvGeometry& Geometry() const { return geometry_; }
   const Device& On() const { return device_; }
   bool Repacks() const { return repacks_; }
-  bool NeedsPixelSums() const { return has_w_zero_; }
   int64_t Channels() const { return channels_; }
   bool XSigned() const { return x_.encoding == Encoding::kSigned; }
   bool Bipolar() const { return x_.encoding == Encoding::kBipolar; }

@@ -25,8 +25,12 @@ struct Tiles {
   static constexpr int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes, kBytes = kBytesA + kBytesB;
   using Params = std::conditional_t<kBoxes, BoxTileParams, GatherParams>;
   using StageRing = Ring<kMaxStages>;
+  struct CodeSums : ZeroPoints<kTileN> {
+    int of_row[kTileM];
+  };
   struct Static {
     BlockState<kTileN> state;
+    std::conditional_t<kHasZeroPoints<kFinish>, CodeSums, NoZeroPoints> codes;
     alignas(8) uint64_t barriers[StageRing::kBarriers];
   };
 
@@ -109,11 +113,30 @@ struct Tiles {
 
   __device__ __forceinline__ void Begin() {
     fixed.state.template FetchConstants<kConsumers>(p, at, thread);
+    if constexpr (kHasZeroPoints<kFinish>) fixed.codes.template Fetch<kConsumers>(p, at, thread);
     CommitCopies();
     if constexpr (kProducers == 0) Gather(thread);
     WaitForPredecessors();
     if constexpr (!kLeavesRegisters<kFinish>)
       FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
+  }
+
+  // The sum of half of the codes of a row of a tile of pixels, each half of which is a thread's. Neighbouring rows begin
+  // with another chunk each, so that no two of the threads that read together meet in a bank. `left`: bytes along K from the
+  // tile on.
+  __device__ __forceinline__ int HalfOfRow(const uint8_t* tile, int left) const {
+    constexpr int kChunks = kRowBytes / 16 / 2;
+    const int own = thread / 2, half = thread % 2 * kChunks;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = half + (i + own) % kChunks;  // as it lies; the swizzle tells which one it is
+      if ((chunk ^ own % 8) * 16 >= left) continue;
+      const uint4 codes = *reinterpret_cast<const uint4*>(tile + own * kRowBytes + chunk * 16);
+      sum = AddCodes<kSigned>(codes.y, AddCodes<kSigned>(codes.x, sum));
+      sum = AddCodes<kSigned>(codes.w, AddCodes<kSigned>(codes.z, sum));
+    }
+    return sum;
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kSums]) const {
@@ -122,9 +145,14 @@ struct Tiles {
     const uint32_t a = MatrixPart(tiles.at + thread / 128 * 64 * kRowBytes),
                    b = MatrixPart(tiles.at + kBytesA);
     RingPlace place;
+    int codes = 0;
     ring.template Drain<Wgmma<kTileN, kSigned>, !kBoxes>(
         place, count, sums,
-        [&](int, int stage) -> Operands {
+        [&](int i, int stage) -> Operands {
+          if constexpr (kHasZeroPoints<kFinish>) {
+            WaitBarrier(ring.full(stage), place.parity);
+            codes += HalfOfRow(tiles.data + stage * kBytes, p.k - (at.k_begin + i) * kRowBytes);
+          }
           // Columns past k hold whatever lay in shared memory: their weights are 0.
           const uint32_t tile = stage * (kBytes / 16);
           return {SlabDescriptor<kRowBytes>(a + tile), SlabDescriptor<kRowBytes>(b + tile)};
@@ -136,6 +164,13 @@ struct Tiles {
     LetSuccessorsStart();
     WgmmaWait<0>();
     HoldRegisters(sums);
+    if constexpr (kHasZeroPoints<kFinish>) {
+      codes += __shfl_xor_sync(~0u, codes, 1);
+      if (thread % 2 == 0) fixed.codes.of_row[thread / 2] = codes;
+      SyncThreads<kConsumers>();
+      const int* const of_row = fixed.codes.of_row + row;
+      fixed.codes.template TakeAway<kTileN>(column, of_row[0], of_row[8], sums);
+    }
     if constexpr (kBoxes && kMayHaveBorders<kFinish>) {
       if (at.split == 0) AddBorders<kTileN>(p.epilogue, at.n0 + column, row, BorderPixels{p, at.m0}, sums);
     }
@@ -184,7 +219,7 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
       if (error != cudaSuccess) return error;
       const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
-      return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+      const auto launch = [&]<bool kSigned, Finish kFinish>() {
         if constexpr (kMayFinish<kFinish, kTileN> &&
                       HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
           return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
@@ -192,7 +227,10 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
         } else {
           return cudaErrorInvalidValue;
         }
-      });
+      };
+      if (finish != Finish::kOfZeros) return WithFinish<true>(finish, options.x_signed, launch);
+      return options.x_signed ? launch.template operator()<true, Finish::kOfZeros>()
+                              : launch.template operator()<false, Finish::kOfZeros>();
     }
   }
   return std::visit(

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   int sum = 0;
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][thread];
-  FinishOne(e, p.residual, p.y, pixel, channel, sum, bias, scale, 0);
+  FinishOne(e, p.residual, p.y, pixel, channel, sum, bias, scale);
 }
 
 }  // namespace

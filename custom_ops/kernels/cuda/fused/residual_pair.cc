@@ -60,7 +60,7 @@ int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& confi
 
 std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   const auto loads_and_rounds = [](const ConvProblem& each) {
-    return each.boxes && each.requantizes && !each.borders;
+    return each.boxes && each.requantizes && !each.borders && !each.has_w_zero;
   };
   if (device.capability != 90) return "needs sm_90a";
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))

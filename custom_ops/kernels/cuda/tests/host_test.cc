@@ -453,6 +453,7 @@ std::vector<Case> Cases() {
       {"7x7 of 3 channels", Geometry(3, 16, 7, 2, 3), 1, 17, 15, kU, kS, 0},
       {"5x5 of 20 channels", Geometry(20, 9, 5, 1, 2), 1, 6, 6, kS, kS, 0},
       {"weights that leave int8", Geometry(32, 33, 3, 1, 1), 1, 6, 5, kU, kU, 20},
+      {"weights of 5 channels that leave int8", Geometry(5, 9, 3, 1, 1), 1, 6, 5, kS, kU, 200},
       {"weights that a zero point brings into int8", Geometry(16, 32, 1, 1, 0), 1, 3, 3, kU, kU, 128},
   };
   Case sides{"sides that differ", Geometry(16, 24, 3, 1, 0), 2, 9, 4, kU, kS, 0};
@@ -486,17 +487,13 @@ int32_t Code(const ConvSpec& spec, uint8_t byte) {
   return spec.x.encoding == Encoding::kSigned ? static_cast<int8_t>(byte) : byte;
 }
 
-// The definition: the sum of one output, and that of its activations (without their zero point).
-struct Sums {
-  int64_t products = 0, activations = 0;
-};
-
-Sums Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<uint8_t>& x, int64_t pixel,
-                int64_t channel) {
+// The definition: the sum of one output.
+int64_t Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<uint8_t>& x, int64_t pixel,
+                   int64_t channel) {
   const ConvGeometry& g = spec.geometry;
   const int64_t image = pixel / (shape.out_h * shape.out_w), rest = pixel % (shape.out_h * shape.out_w);
   const int64_t group = channel / g.GroupOut();
-  Sums sums;
+  int64_t sum = 0;
   int64_t index = channel * g.K();
   for (int64_t ty = 0; ty < g.kernel_h; ++ty) {
     for (int64_t tx = 0; tx < g.kernel_w; ++tx) {
@@ -507,12 +504,11 @@ Sums Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<
         const int64_t at =
             ((image * shape.in_h + y) * shape.in_w + column) * g.in_channels + group * g.GroupIn() + i;
         const int64_t value = Code(spec, x[static_cast<size_t>(at)]) - spec.x_zero_point;
-        sums.activations += value;
-        sums.products += value * spec.WeightValue(channel, index);
+        sum += value * spec.WeightValue(channel, index);
       }
     }
   }
-  return sums;
+  return sum;
 }
 
 // The input as the tile kernels read it: channels of a group filled up to `channels`.
@@ -570,11 +566,13 @@ class Walk {
 // Where channel n of a group lies among the rows of a weight tile: FinishTile's order.
 int64_t TileRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
-// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included.
+// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included, zero points of weights
+// taken away.
 uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<uint8_t>& x, int pixel,
                  int64_t channel, int vector) {
   const int64_t group = channel / p.n, row = TileRow(channel % p.n);
   uint32_t sum = static_cast<uint32_t>(p.epilogue.bias[channel]);
+  const int32_t zero = p.epilogue.w_zero != nullptr ? p.epilogue.w_zero[channel] : 0;
   for (int start = 0; start < kTileK && start < p.k; start += vector) {
     Walk walk(p, pixel, static_cast<int>(group), start);
     for (int k = start; k < p.k; k += kTileK, walk.Step()) {
@@ -585,7 +583,7 @@ uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<
         const bool inside = p.all_inside || walk.Inside();
         const uint8_t byte =
             inside ? x[static_cast<size_t>(walk.offset() + i)] : static_cast<uint8_t>(p.fill);
-        sum += static_cast<uint32_t>(Code(spec, byte) * weight);
+        sum += static_cast<uint32_t>(Code(spec, byte) * (weight - zero));
       }
     }
   }
@@ -612,13 +610,11 @@ void CheckCase(const Case& c) {
   int wrong = 0;
   for (int64_t pixel = 0; pixel < shape.OutPixels(); ++pixel) {
     for (int64_t channel = 0; channel < g.out_channels; ++channel) {
-      const Sums sums = Definition(spec, shape, x, pixel, channel);
+      const int64_t sum = Definition(spec, shape, x, pixel, channel);
       const auto at = static_cast<size_t>(channel);
-      uint32_t got = TileSum(spec, p, gathered, static_cast<int>(pixel), channel, problem.vector16 ? 16 : 4);
-      if (p.epilogue.w_zero != nullptr) {
-        got -= static_cast<uint32_t>(p.epilogue.w_zero[channel]) * static_cast<uint32_t>(sums.activations);
-      }
-      wrong += got == static_cast<uint32_t>(sums.products + spec.bias[at]) ? 0 : 1;
+      const uint32_t got =
+          TileSum(spec, p, gathered, static_cast<int>(pixel), channel, problem.vector16 ? 16 : 4);
+      wrong += got == static_cast<uint32_t>(sum + spec.bias[at]) ? 0 : 1;
     }
   }
   Expect(wrong == 0, std::string(c.name) + ": " + std::to_string(wrong) + " sums differ from the definition");
