@@ -36,6 +36,7 @@
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 #include "kernels/cuda/tests/draws.h"
 #include "kernels/cuda/tests/host_planes.h"
 #include "kernels/reference/conv_reference.h"
@@ -87,6 +88,18 @@ struct PooledNode {
   Node conv;
   Window window;
   int64_t pooled_h = 0, pooled_w = 0;
+};
+
+// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's channels by what they
+// make, as a squeeze-and-excitation ends.
+struct GatedCase {
+  MatmulNode product;
+  std::optional<LookupNode> lookup;
+  BinaryNode multiply;
+  bool made_first = false;
+  int64_t batch = 1, height = 1, width = 1;
+
+  const LookupNode* Table() const { return lookup ? &*lookup : nullptr; }
 };
 
 // Two in a row; the residuals of the first may be made by a third one.
@@ -411,6 +424,49 @@ class Generator : public cuda::Draws {
       first.spec.epilogue.residual_zero_point = chain.residuals->spec.epilogue.zero_point;
     }
     return chain;
+  }
+
+  GatedCase MakeGated() {
+    GatedCase nodes;
+    nodes.batch = Int(1, 4);
+    nodes.height = Coin(0.1) ? 1 : Int(1, 20);
+    nodes.width = Coin(0.1) ? 1 : Coin(0.1) ? Int(60, 90) : Int(1, 20);
+    ConvSpec& spec = nodes.product.conv;
+    ConvGeometry& g = spec.geometry;
+    g.in_channels = Coin() ? 4 * Int(1, 60) : Int(1, 150);
+    g.out_channels = Coin(0.4) ? 16 * Int(1, 20) : Coin(0.7) ? 4 * Int(1, 60) : Int(1, 100);
+    do {
+      Operands(spec);
+      if (Coin(0.8)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+      do {
+        spec.epilogue = {};
+        MakeEpilogue(spec);
+      } while (!spec.epilogue.quantized_output || spec.epilogue.has_residual);
+      nodes.made_first = Coin();
+      nodes.lookup.reset();
+      if (Coin())
+        nodes.lookup = LookupNode{spec.epilogue.y_signed, Coin(), 1, Codes({8, Encoding::kUnsigned}, 256)};
+      BinarySpec& multiply = nodes.multiply.spec;
+      multiply = {};
+      multiply.kind = BinaryKind::kMul;
+      multiply.a_signed = Coin();
+      multiply.b_signed = Coin();
+      (nodes.made_first ? multiply.a_signed : multiply.b_signed) =
+          nodes.lookup ? nodes.lookup->y_signed : spec.epilogue.y_signed;
+      const auto zero_point = [&](bool is_signed) {
+        return static_cast<int32_t>(is_signed ? Int(-128, 127) : Int(0, 255));
+      };
+      multiply.a_zero_point = zero_point(multiply.a_signed);
+      multiply.b_zero_point = zero_point(multiply.b_signed);
+      const bool is_exact = Coin();  // many ties
+      for (float* const scale : {&multiply.a_scale, &multiply.b_scale, &multiply.quantizer.scale})
+        *scale = is_exact ? std::exp2(static_cast<float>(Int(-7, -1))) : Real(0.002f, 0.1f);
+      multiply.quantizer.quantized = true;
+      multiply.quantizer.is_signed = Coin();
+      Range(multiply.quantizer.is_signed, multiply.quantizer.zero_point, multiply.quantizer.lo,
+            multiply.quantizer.hi);
+    } while (!cuda::FusesTableSum(nodes.product, nodes.Table(), nodes.multiply, nodes.made_first));
+    return nodes;
   }
 
   // A normalization, by channel or one for all, and a 1x1 convolution: few pixels and many channels, or the reverse.
@@ -1347,6 +1403,70 @@ bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cud
   return equal;
 }
 
+// As one node, which is one kernel at most shapes, against one after the other.
+bool TestGated(const GatedCase& nodes, Generator& generator, const cuda::Device& device,
+               std::map<std::string, Counts>& by) {
+  const ConvSpec& spec = nodes.product.conv;
+  const BinarySpec& multiply = nodes.multiply.spec;
+  const int64_t k = spec.geometry.in_channels, n = spec.geometry.out_channels;
+  const ConvShape shape = {nodes.batch, 1, 1, 1, 1};
+  const std::vector<uint8_t> x = generator.Codes(spec.x, nodes.batch * k),
+                             image = generator.Codes({8, Encoding::kUnsigned},
+                                                     nodes.batch * nodes.height * nodes.width * n);
+  std::vector<uint8_t> gates(static_cast<size_t>(nodes.batch * n));
+  Threads pool;
+  ReferenceRows()[0].create(spec)->Run({shape, x.data(), nullptr, gates.data()}, pool);
+  const auto number = [&](uint8_t byte, bool is_first) {
+    const bool is_signed = is_first ? multiply.a_signed : multiply.b_signed;
+    return DequantizeCode(is_signed ? static_cast<int8_t>(byte) : byte,
+                          is_first ? multiply.a_scale : multiply.b_scale,
+                          is_first ? multiply.a_zero_point : multiply.b_zero_point);
+  };
+  const Quantizer& y = multiply.quantizer;
+  std::vector<uint8_t> expected;
+  for (size_t i = 0; i < image.size(); ++i) {
+    const int64_t pixel = static_cast<int64_t>(i) / n, channel = static_cast<int64_t>(i) % n;
+    uint8_t gate = gates[static_cast<size_t>(pixel / (nodes.height * nodes.width) * n + channel)];
+    if (nodes.lookup) gate = nodes.lookup->table[gate];
+    const float v = number(gate, nodes.made_first) * number(image[i], !nodes.made_first);
+    expected.push_back(static_cast<uint8_t>(QuantizeCode(v, y.scale, y.zero_point, y.lo, y.hi)));
+  }
+
+  const auto type = [](bool is_signed) { return is_signed ? ElementType::kInt8 : ElementType::kUInt8; };
+  const std::vector<int64_t> dims = {nodes.batch, nodes.height, nodes.width, n};
+  const TensorShape fed[] = {{type(spec.x.encoding == Encoding::kSigned), {nodes.batch, 1, 1, k}},
+                             {type(nodes.made_first ? multiply.b_signed : multiply.a_signed), dims}};
+  const auto node =
+      cuda::PackTableSum(nodes.product, nodes.Table(), nodes.multiply, nodes.made_first, device, {});
+  const auto plan = node->Plan(fed, {type(y.is_signed), dims});
+  constexpr size_t guard = 256;
+  std::vector<uint8_t> found(expected.size() + guard);
+  DeviceBuffer device_x(x.size()), device_image(image.size()), device_y(found.size()),
+      workspace(plan->WorkspaceBytes()), elsewhere(std::max(x.size(), found.size()));
+  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  Check(cudaMemcpy(device_image.Get(), image.data(), image.size(), cudaMemcpyHostToDevice), "copy an image");
+  Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+  Run(
+      [&](cuda::Queue& queue, bool moved) {
+        const void* const of_run[] = {moved ? elsewhere.Get() : device_x.Get(), device_image.Get()};
+        plan->Launch(of_run, moved ? elsewhere.Get() : device_y.Get(), workspace.Get(), queue);
+      },
+      generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin());
+  SynchronizeOrExit(plan->Text());
+  Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
+  Counts& counts = by[plan->Text() == "gated" ? "gated" : "gated: several kernels"];
+  ++counts.runs;
+  const auto first = std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
+  const bool overrun = std::any_of(found.begin() + static_cast<int64_t>(expected.size()), found.end(),
+                                   [](uint8_t b) { return b != 0xA5; });
+  if (first == static_cast<int64_t>(expected.size()) && !overrun) return true;
+  ++counts.wrong_runs;
+  std::cout << "WRONG " << plan->Text() << ": first " << first << " of " << expected.size()
+            << (overrun ? ", guard bytes overwritten" : "") << "; " << nodes.batch << "x" << nodes.height
+            << "x" << nodes.width << "x" << n << ", products of " << k << "\n";
+  return false;
+}
+
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
                std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -1652,6 +1772,9 @@ int main(int argc, char** argv) {
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "affined") && i < per_class; ++i, ++nodes) {
       if (!TestAffineConv(generator.MakeAffineConv(), generator, device, by, most, text)) ++wrong;
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "gated") && i < per_class; ++i, ++nodes) {
+      if (!TestGated(generator.MakeGated(), generator, device, by)) ++wrong;
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
       if (!TestPooled(generator, device, by)) ++wrong;
