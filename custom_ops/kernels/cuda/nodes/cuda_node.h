@@ -170,6 +170,11 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
+// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table reads, the other
+// tensor. `mapped_first`: what the table has is the first operand.
+bool FusesMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first);
+std::unique_ptr<PackedNode> PackMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first,
+                                       const Device& device);
 // A LowBitAffine from codes to codes and the 1x1 convolution that alone reads it. At each shape they are one kernel or
 // two, as `both` chooses; the other chooser is of the convolution alone.
 struct AffineConvChoosers {
