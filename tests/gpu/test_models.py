@@ -610,6 +610,81 @@ def test_pictures_of_any_size() -> None:
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{height}x{width}")
 
 
+@pytest.mark.parametrize("mapped", [0, 1])
+def test_table_in_front_of_an_addition(
+    mapped: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two inputs, of which one becomes a function of its codes first."""
+    nodes: list[onnx.NodeProto] = []
+    constants = {"zero": np.uint8(0), "z": np.uint8(120), "x_s": np.float32(0.03), "g_s": np.float32(1 / 255)}
+    operands = [_pair(nodes, "a", "x_s", "z"), _pair(nodes, "b", "x_s", "z")]
+    nodes.append(onnx.helper.make_node("Sigmoid", [operands[mapped]], ["gate"]))
+    operands[mapped] = _pair(nodes, "gate", "g_s", "zero")
+    nodes.append(onnx.helper.make_node("Add", operands, ["sum"]))
+    _pair(nodes, "sum", "x_s", "z")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "mapped_sum",
+        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", 5, "H", 7]) for n in ("a", "b")],
+        [onnx.helper.make_tensor_value_info("sum_dq", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model, all_regions=True).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    rng = np.random.default_rng(3)
+    for shape in ((1, 5, 9, 7), (3, 5, 1, 7)):
+        feeds = {name: rng.normal(0, 2, shape).astype(np.float32) for name in ("a", "b")}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        assert "add_table" in kernels
+        assert not [kernel for kernel in kernels if "lookup" in kernel]
+
+
+def test_zero_points_of_weights(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of uint8 with a zero point each, as older files have them, are multiplied by kernels for any."""
+    rng = np.random.default_rng(4)
+    nodes: list[onnx.NodeProto] = []
+    constants = {
+        "x_z": np.uint8(117),
+        "x_s": np.float32(0.03),
+        "w_s": np.float32(0.002),
+        "w_z": np.uint8(109),
+    }
+    x = "x"
+    for name, channels, out, kernel, group in (
+        ("one", 32, 48, 1, 1), ("deep", 48, 48, 3, 48), ("wide", 48, 48, 5, 48), ("all", 48, 64, 3, 1),
+        ("odd", 64, 10, 1, 1),
+    ):  # fmt: skip
+        constants[f"{name}_w"] = rng.integers(0, 256, (out, channels // group, kernel, kernel)).astype(
+            np.uint8
+        )
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}_w", "w_s", "w_z"], [f"{name}_d"]))
+        operands = [_pair(nodes, x, "x_s", "x_z"), f"{name}_d"]
+        pads = [kernel // 2] * 4
+        nodes.append(onnx.helper.make_node("Conv", operands, [name], pads=pads, group=group))
+        x = name
+    y = _pair(nodes, x, "x_s", "x_z")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "unsigned_weights",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])],
+        [onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, 32, 9, 7), (3, 32, 12, 5)):
+        feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        assert kernels.count("depthwise") == 2
+        assert "plain" not in kernels
+
+
 def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What convolutions make lies where Split and Concat would bring it; they add behind functions, too."""
     rng = np.random.default_rng(5)
