@@ -643,7 +643,7 @@ def test_table_in_front_of_an_addition(
 
 
 def test_zero_points_of_weights(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of uint8 with a zero point each, as older files have them, are multiplied by kernels for any."""
+    """Weights of uint8 with a zero point each, as older files have them, run on the fast kernels."""
     rng = np.random.default_rng(4)
     nodes: list[onnx.NodeProto] = []
     constants = {
