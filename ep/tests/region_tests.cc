@@ -898,7 +898,7 @@ void TestTeam() {
       StdThreadPool pool(threads);
       size_t runs = 0;
       bool all_once = true;
-      Team::Run(pool, members, [&](ThreadPool& team) {
+      Team::Run(pool, members, threads % 3, [&](ThreadPool& team) {
         ++runs;
         for (size_t round = 0; round < 300 / kSparse; ++round) {
           // Each item of a loop reads what the loop before made.
@@ -917,12 +917,32 @@ void TestTeam() {
   }
 }
 
+// Whoever is held up in an item leaves the rest of its share to the others, the leader too.
+void TestSharesOfOthers() {
+  constexpr size_t kMembers = 4, kItems = 40;
+  StdThreadPool pool(kMembers);
+  for (size_t held = 0; held < kItems; held += kItems / kMembers) {
+    const size_t came = Team::Run(pool, kMembers, 0, [&](ThreadPool& team) {
+      std::atomic<size_t> done{0};
+      team.ParallelFor(kItems, [&](size_t i) {
+        while (i == held && done.load() != kItems - 1) std::this_thread::yield();
+        ++done;
+      });
+    });
+    Expect(came > 1 && came <= kMembers, "members are counted");
+  }
+  InlineThreadPool alone;
+  const size_t came =
+      Team::Run(alone, kMembers, 0, [&](ThreadPool& team) { team.ParallelFor(9, [](size_t) {}); });
+  Expect(came == 1, "who finds the region over does not count");
+}
+
 void TestFailuresInTeams() {
   StdThreadPool pool(3);
   std::atomic<size_t> called{0};
   const auto fails = [&](size_t count, size_t at) {
     return ErrorOf([&] {
-      Team::Run(pool, 4, [&](ThreadPool& team) {
+      Team::Run(pool, 4, 0, [&](ThreadPool& team) {
         team.ParallelFor(count, [&](size_t i) {
           ++called;
           Require(i != at, "item ", i);
@@ -940,7 +960,7 @@ void TestFailuresInTeams() {
     }
   }
   Expect(fails(50, 50).empty(), "a failure leaves nothing behind");
-  Expect(ErrorOf([&] { Team::Run(pool, 4, [](ThreadPool&) { Require(false, "body"); }); }) == "body",
+  Expect(ErrorOf([&] { Team::Run(pool, 4, 0, [](ThreadPool&) { Require(false, "body"); }); }) == "body",
          "what a body throws ends the team");
 }
 
@@ -1539,6 +1559,7 @@ int main() {
   TestMemoryOfOtherShapes();
   TestConcurrentRuns();
   TestTeam();
+  TestSharesOfOthers();
   TestFailuresInTeams();
   TestRunsInTeams();
   TestCompiledModels();
