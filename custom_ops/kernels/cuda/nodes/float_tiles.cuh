@@ -827,8 +827,10 @@ void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   constexpr int kTables = std::is_same_v<Source, WindowSource<T>> ? kTableBytes<T> : 0;
-  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster) + kTables,
-                          Dim(1, 1, p.in_cluster ? p.blocks : 1)};
+  const int cluster = p.in_cluster ? p.blocks : 1;
+  const int bytes =
+      SpreadBytes(SharedBytes<T>(p.in_cluster) + kTables, int64_t{grid.x} * grid.y * grid.z, cluster, device);
+  const LaunchShape shape{grid, kThreadsOf<T>, bytes, Dim(1, 1, cluster)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 
