@@ -48,7 +48,7 @@ inline dim3 Dim(int x, int y = 1, int z = 1) {
 inline int SpreadBytes(int bytes, int64_t blocks, int cluster, const Device& device) {
   constexpr int kFirstOverlapping = 90, kReserved = 1 << 10, kPart = 16, kPartAndRest = 18;
   if (device.capability < kFirstOverlapping) return bytes;
-  const int all = device.shared_bytes + kReserved;
+  const int all = device.shared_bytes + 5 * 1024;  // of a multiprocessor; each block reserves kReserved
   for (int at_once = 1; at_once * (bytes + kReserved) <= all; ++at_once) {
     // A cluster lies within one of the parts of a GPU, of at least 16 multiprocessors each; pairs lie anywhere.
     const int room = cluster <= 2
