@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -39,24 +38,6 @@ struct LaunchShape {
 
 inline dim3 Dim(int x, int y = 1, int z = 1) {
   return {static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z)};
-}
-
-// Dynamic shared memory of blocks that need `bytes` of it: so much that a multiprocessor holds no more of them than it must
-// for all to run at once. Blocks that start while the kernel before them still runs would go where that leaves room,
-// several to one multiprocessor, while others stay idle from that kernel's end on: a kernel with a block for each then
-// takes up to twice its time (ResNet-50 in float32 on an H100, batch 1: 570 us, 446 with this).
-inline int SpreadBytes(int bytes, int64_t blocks, int cluster, const Device& device) {
-  constexpr int kFirstOverlapping = 90, kReserved = 1 << 10, kPart = 16, kPartAndRest = 18;
-  if (device.capability < kFirstOverlapping) return bytes;
-  const int all = device.shared_bytes + 5 * 1024;  // of a multiprocessor; each block reserves kReserved
-  for (int at_once = 1; at_once * (bytes + kReserved) <= all; ++at_once) {
-    // A cluster lies within one of the parts of a GPU, of at least 16 multiprocessors each; pairs lie anywhere.
-    const int room = cluster <= 2
-                         ? at_once * device.multiprocessors
-                         : device.multiprocessors / kPartAndRest * (at_once * kPart / cluster * cluster);
-    if (blocks <= room) return std::max(bytes, all / (at_once + 1) - kReserved + 128);
-  }
-  return bytes;
 }
 
 // Prepares a kernel and launches it.
