@@ -23,6 +23,7 @@
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/architectures.h"
+#include "kernels/cuda/device/spread.h"
 #include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
@@ -1162,11 +1163,31 @@ void TestArchitectures() {
   }
 }
 
+// Blocks that are spread: as many of them fit a multiprocessor as it must hold for all to run at once, and no more.
+void TestSpreadBlocks() {
+  std::mt19937 random(9);
+  const Device hopper = DeviceOf(90, 132, 227), ampere = DeviceOf(80, 108, 163);
+  constexpr int kAll = 228 * 1024, kReserved = 1024;
+  for (int i = 0; i < 1000; ++i) {
+    const int cluster = 1 << random() % 5, needed = static_cast<int>(random() % (220 * 1024));
+    const int64_t blocks = int64_t{cluster} * (1 + random() % 300);
+    Expect(SpreadBytes(needed, blocks, cluster, ampere) == needed, "older GPUs overlap no kernels");
+    const int bytes = SpreadBytes(needed, blocks, cluster, hopper);
+    Expect(bytes >= needed && bytes <= hopper.shared_bytes, "no less than is needed, no more than there is");
+    if (bytes == needed) continue;
+    const int held = kAll / (bytes + kReserved);
+    Expect(held >= 1 && held * hopper.multiprocessors >= blocks, "all blocks find room at once");
+    Expect(cluster > 2 || (held - 1) * hopper.multiprocessors < blocks,
+           "no multiprocessor holds more than it must");
+  }
+}
+
 }  // namespace
 }  // namespace lowbit::cuda
 
 int main() {
   lowbit::cuda::TestArchitectures();
+  lowbit::cuda::TestSpreadBlocks();
   lowbit::cuda::TestRows();
   lowbit::cuda::TestNamesLeftOut();
   lowbit::cuda::TestRanking();
