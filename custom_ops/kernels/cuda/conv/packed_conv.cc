@@ -383,7 +383,7 @@ const uint8_t* PackedConv::CellWeights() const {
 }
 
 bool PackedConv::MayReadPlanes(int planes) const {
-  if (planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
+  if (planes > kMostPlanes || planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
   return kBitWeights.applies(geometry_, x_, w_bits_, device_) ||
          kFlatBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
