@@ -397,6 +397,12 @@ bool PackedConv::MayStorePlanes(int planes) const {
          e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
 }
 
+bool PackedConv::MayAddPlanes(int planes) const {
+  const EpilogueParams& e = epilogue_;
+  return planes <= kMostPlanes && e.has_residual && !e.residual_signed && e.values == nullptr &&
+         geometry_.out_channels % 64 == 0 && kBitWeights.applies(geometry_, x_, w_bits_, device_);
+}
+
 ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const TensorPlanes& planes) const {
   const ConvGeometry& g = geometry_;
   ConvProblem problem{shape.OutPixels(), g.GroupOut(), g.Taps() * channels_, g.group};
