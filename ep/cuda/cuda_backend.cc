@@ -274,6 +274,9 @@ class CudaBackend final : public Backend {
     const bool may = !reference_ && !cuda::IsLeftOut(kPlanes);
     return may ? static_cast<const CudaStep&>(step).Node().PlanesRead() : 0;
   }
+  bool AddsPlanes(const Step& step, int planes) const override {
+    return static_cast<const CudaStep&>(step).Node().AddsPlanes(planes);
+  }
   bool KeepsPlanes(const Step& step) const override {
     return static_cast<const CudaStep&>(step).Node().KeepsPlanes();
   }
@@ -345,8 +348,8 @@ class CudaBackend final : public Backend {
   }
 
   void Tune(RegionPlan& plan) override { tuner_->TuneTogether(plan); }
-  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) override {
-    tuner_->ChooseLayout(plan, make_other);
+  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make) override {
+    tuner_->ChooseLayout(plan, make);
   }
   size_t Alignment() const override { return 256; }
   size_t MaxInstances() const override { return kMaxInstances; }

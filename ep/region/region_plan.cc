@@ -63,12 +63,12 @@ class Planner {
     }
   }
 
-  RegionPlan Make(bool may_have_planes) {
+  RegionPlan Make(PlaneUse planes) {
     PlaceGiven();
     InferShapes();
     PlaceOutputs();
     FindStores();
-    FindForms(may_have_planes);
+    FindForms(planes);
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -237,7 +237,7 @@ class Planner {
 
   // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
   // or are stored channel by channel.
-  void FindForms(bool may_have_planes) {
+  void FindForms(PlaneUse planes) {
     std::vector<bool> may(region_->values);
     std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -259,7 +259,7 @@ class Planner {
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       if (!stores_[i].moves.empty()) may[Root(region_->ops[i].fed[0])] = false;
     }
-    if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
+    planes_ = ChoosePlanes(*region_->backend, steps, std::move(may), planes);
   }
 
   // Whether a step that runs, or the caller, reads what lies there.
@@ -330,7 +330,10 @@ class Planner {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
       const bool has_stores = !stores_[i].moves.empty();
-      const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
+      const auto planes_fed = [&](size_t which) {
+        return op.fed.size() > which ? planes_[Root(op.fed[which])] : 0;
+      };
+      const TensorPlanes planes{planes_fed(0), planes_[Root(op.output)], planes_fed(1)};
       const bool has_planes = planes != TensorPlanes{};
       std::vector<ValueId> fed = op.fed;
       if (TurnFed(op, fed)) before = nullptr;
@@ -499,15 +502,16 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
   if (i > 0 && steps[i - 1].with_next != nullptr) return steps[i - 1].with_next->Text() + " with the last";
   const std::vector<Location>& fed = steps[i].fed;
   const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
+  const bool adds_planes = fed.size() > 1 && fed[1].planes > 0;
   return steps[i].plan->Text() + (reads_planes ? ", reads planes" : "") +
-         (makes_planes ? ", makes planes" : "");
+         (adds_planes ? ", adds planes" : "") + (makes_planes ? ", makes planes" : "");
 }
 
 }  // namespace
 
 RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
-                    bool may_have_planes) {
-  return Planner(std::move(region), inputs).Make(may_have_planes);
+                    PlaneUse planes) {
+  return Planner(std::move(region), inputs).Make(planes);
 }
 
 std::string RegionPlan::Text() const {

@@ -332,15 +332,18 @@ void TestStoredChannels() {
 class PlaneBackend final : public FakeBackend {
  public:
   std::map<const Step*, int> bits;
-  double of_planes = 0.5;  // the time of a tensor in planes, where one of bytes has 1
+  double of_planes = 0.5;       // the time of a tensor in planes, where one of bytes has 1
+  const Step* adder = nullptr;  // of two planes; where it reads bytes it adds none quickly
 
   int PlanesRead(const Step& step) const override { return bits.at(&step); }
   bool KeepsPlanes(const Step& step) const override { return bits.at(&step) == 0; }
   std::optional<double> Microseconds(const Step& step, std::span<const TensorShape>,
                                      const TensorPlanes& planes) const override {
     if (KeepsPlanes(step) && planes.x != planes.y) return std::nullopt;
-    return (planes.x > 0 ? of_planes : 1) + (planes.y > 0 ? of_planes : 1);
+    const double of_added = &step != adder ? 0 : planes.added == 0 ? 1 : planes.x > 0 ? of_planes : 4;
+    return (planes.x > 0 ? of_planes : 1) + (planes.y > 0 ? of_planes : 1) + of_added;
   }
+  bool AddsPlanes(const Step& step, int planes) const override { return &step == adder && planes == 2; }
 };
 
 // 0 -> a -> 1 -> pool -> 2 -> b -> 3 -> c -> 4
@@ -349,7 +352,7 @@ void TestPlanes() {
   const TensorShape shape{ElementType::kUInt8, {2, 3, 3, 64}};
   PlaneBackend backend;
   backend.bits = {{&a, 2}, {&pool, 0}, {&b, 2}, {&c, 1}};
-  const std::vector<bool> may = {false, true, true, true, false};
+  std::vector<bool> may = {false, true, true, true, false};
   std::vector<StepTensors> steps = {
       {&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3}, {&c, {shape}, {3}, 4}};
   const auto chosen = [&] { return ChoosePlanes(backend, steps, may); };
@@ -359,6 +362,12 @@ void TestPlanes() {
   backend.of_planes = 0.5;
   steps[3].reads.push_back(2);  // residuals
   Expect(chosen() == std::vector<int>{0, 0, 0, 1, 0}, "residuals and what is pooled into them are bytes");
+  backend.adder = &c;
+  Expect(chosen() == std::vector<int>{0, 2, 2, 1, 0}, "unless they are added as planes, beside others");
+  may[3] = false;
+  Expect(chosen() == std::vector<int>(5), "which are none");
+  may[3] = true;
+  backend.adder = nullptr;
   steps[3].reads = {2};
   Expect(chosen() == std::vector<int>(5), "readers of different bits, and a tensor without any");
 }

@@ -381,6 +381,35 @@ def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
 
 
+def test_residuals_in_planes(tmp_path: Path) -> None:
+    """Blocks of three convolutions of codes of two bits, whose shortcuts are planes, too."""
+    graph = qonnx_graphs.QonnxGraph("shortcuts in planes", 7)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(value: str, scale: float, *, signed: int = 0) -> str:
+        quant = qonnx_graphs.Quant(np.float32(scale), 2, signed=signed)
+        return graph.quant(value if signed else graph.node("Relu", [value]), quant)
+
+    def layer(value: str, inputs: int, outputs: int, kernel: int = 1) -> str:
+        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
+        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4)
+
+    value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 192), 8)
+    for _ in range(3):
+        inner = quantized(layer(value, 192, 64), 192**0.5)
+        inner = quantized(layer(inner, 64, 64, 3), 576**0.5)
+        made = quantized(layer(inner, 64, 192), 8, signed=1)
+        value = quantized(graph.node("Add", [made, value]), 4)
+    graph.output(value, ["N", 192, None, None])
+    without = "chain,flat_bits,halo,windows,wgmma,mma,team,vector"
+    variables = {"LOWBIT_TUNE": "off", "LOWBIT_CUDA_WITHOUT": without}
+    plans = _plans_of(graph.proto(), ((1, 64, 8, 10), (3, 64, 9, 7)), 1, tmp_path, variables)
+    assert len(plans) == 2
+    for steps in plans:
+        assert len([step for step in steps if "adds planes" in step["kernel"]]) == 3, steps
+        assert len([step for step in steps if "plane" in step["to"]]) == 9, steps
+
+
 def test_products_in_planes(tmp_path: Path) -> None:
     """Weights and codes of two bits: products of few rows and many channels read and store planes.
 

@@ -70,7 +70,8 @@ enum class Finish : int {
   kLackingTail,
   kBorderTail,
   kWordsTailOnLine,
-  kPlanesTail,  // to planes of bits
+  kPlanesTail,    // to planes of bits
+  kPlanesAdding,  // the same with residuals that come as planes, found from bits
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,

@@ -51,7 +51,7 @@ struct ConvProblem {
   bool is_bits = false;      // of a zero point of 1/2 (OfBits)
   bool borders = false;      // EpilogueParams::border
   bool has_places = false;   // EpilogueParams::places
-  TensorPlanes planes = {};  // what the input and the codes are
+  TensorPlanes planes = {};  // what the input, the codes and the residuals are
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -80,6 +80,7 @@ struct ConvTraits {
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
   bool reads_planes = false;
+  bool adds_planes = false;                // residuals in planes
   bool stores_planes = false;              // of sums that are floats in registers, in tiles of 64 channels
   bool stores_planes_of_integers = false;  // of other sums, too, where four are rounded at once
 };

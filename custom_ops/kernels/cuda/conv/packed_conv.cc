@@ -383,7 +383,7 @@ const uint8_t* PackedConv::CellWeights() const {
 }
 
 bool PackedConv::MayReadPlanes(int planes) const {
-  if (planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
+  if (planes > kMostPlanes || planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
   return kBitWeights.applies(geometry_, x_, w_bits_, device_) ||
          kFlatBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
@@ -395,6 +395,12 @@ bool PackedConv::MayStorePlanes(int planes) const {
          e.values == nullptr && e.table == nullptr && geometry_.group == 1 &&
          geometry_.out_channels % 64 == 0 && e.word_lowest >= 0 &&
          e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
+}
+
+bool PackedConv::MayAddPlanes(int planes) const {
+  const EpilogueParams& e = epilogue_;
+  return planes <= kMostPlanes && e.has_residual && !e.residual_signed && e.values == nullptr &&
+         geometry_.out_channels % 64 == 0 && kBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
 
 ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const TensorPlanes& planes) const {

@@ -135,8 +135,10 @@ std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
 
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape, bool has_places,
                                          const TensorPlanes& planes) {
-  if ((planes.x > 0 && !conv.MayReadPlanes(planes.x)) || (planes.y > 0 && !conv.MayStorePlanes(planes.y)))
+  if ((planes.x > 0 && !conv.MayReadPlanes(planes.x)) || (planes.y > 0 && !conv.MayStorePlanes(planes.y)) ||
+      (planes.added > 0 && !conv.MayAddPlanes(planes.added))) {
     return {};
+  }
   return RankConfigs(conv.Problem(shape, has_places, planes), conv.On());
 }
 
@@ -192,8 +194,8 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   RequirePlaces(*conv, shape, places);
   const bool has_places = !places.list.empty();
   const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, has_places, planes);
-  Require(!candidates.empty(), "the convolution has no kernel that reads ", planes.x, " planes and stores ",
-          planes.y, "; let it read and store bytes");
+  Require(!candidates.empty(), "the convolution has no kernel that reads ", planes.x, " planes, adds ",
+          planes.added, " and stores ", planes.y, "; let it read and store bytes");
   const ConvProblem problem = conv->Problem(shape, has_places, planes);
   if (config && std::find(candidates.begin(), candidates.end(), *config) == candidates.end()) {
     const std::string reason = RowOf(*config).refuse(problem, conv->On());

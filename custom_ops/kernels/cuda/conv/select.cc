@@ -88,8 +88,9 @@ std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& de
   std::vector<ConvConfig> out;
   for (const ConvRow* const row : ConvTable()) {
     const ConvTraits& traits = row->traits;
-    const bool takes_planes =
-        (planes.x == 0 || traits.reads_planes) && (planes.y == 0 || traits.stores_planes);
+    const bool takes_planes = (planes.x == 0 || traits.reads_planes) &&
+                              (planes.y == 0 || traits.stores_planes) &&
+                              (planes.added == 0 || traits.adds_planes);
     if (!traits.is_reference && takes_planes && row->refuse(problem, device).empty())
       row->add_candidates(problem, device, out);
   }

@@ -77,6 +77,11 @@ class PackedNode {
   }
   // In how many planes (core/bit_planes.h) the node may read the first tensor that it is fed; 0: in none.
   virtual int PlanesRead() const { return 0; }
+  // Whether it may read the second tensor that it is fed, which it adds, in so many.
+  virtual bool AddsPlanes(int planes) const {
+    static_cast<void>(planes);
+    return false;
+  }
   // Whether it makes planes of planes, as many as there are.
   virtual bool KeepsPlanes() const { return false; }
   // The estimated time; nullopt where it is not known, or no kernel reads and makes such planes.

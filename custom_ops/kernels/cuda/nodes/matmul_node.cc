@@ -93,6 +93,7 @@ class PackedMatmul final : public PackedNode {
     return storing;
   }
   int PlanesRead() const override { return cuda::PlanesRead(*conv_); }
+  bool AddsPlanes(int planes) const override { return is_link_ && conv_->MayAddPlanes(planes); }
   std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
     const ConvShape shape = ShapeOf(fed[0]);
     // What a product flattens are no channels of one pixel.
@@ -119,7 +120,8 @@ class PackedMatmul final : public PackedNode {
   // What a choice of kernels depends on.
   std::string PlanesText() const {
     if (planes_ == TensorPlanes{}) return "";
-    return " planes " + std::to_string(planes_.x) + ">" + std::to_string(planes_.y);
+    const std::string added = planes_.added > 0 ? "+" + std::to_string(planes_.added) : "";
+    return " planes " + std::to_string(planes_.x) + added + ">" + std::to_string(planes_.y);
   }
 
   ConvGeometry geometry_;
@@ -163,6 +165,7 @@ class PackedConvAdd final : public PackedNode {
     return fused_.Link(fed);
   }
   int PlanesRead() const override { return fused_.PlanesRead(); }
+  bool AddsPlanes(int planes) const override { return fused_.AddsPlanes(planes); }
   std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
     if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
     return fused_.Microseconds(fed, planes);

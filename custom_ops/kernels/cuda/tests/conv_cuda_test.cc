@@ -273,10 +273,12 @@ class Generator : public cuda::Draws {
       spec.weights = Codes(spec.w, g.out_channels * g.K());
       spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
     }
+    const bool adds = kind == "planes" && Coin(0.4);
     do {
       node.spec.epilogue = {};
       MakeEpilogue(node.spec);
-    } while (kind == "planes" && !BecomesFewCodes(node.spec.epilogue));
+    } while (kind == "planes" &&
+             (!BecomesFewCodes(node.spec.epilogue) || (adds && !node.spec.epilogue.has_residual)));
     if ((kind == "windows" || has_few_bits || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
   }
@@ -629,6 +631,14 @@ class Generator : public cuda::Draws {
       e.lo = e.zero_point = 0;
       e.hi = e.y_hi;
     }
+    if (e.has_residual && Coin(0.8)) {  // of as few, as are those that they are added to
+      e.residual_signed = false;
+      e.residual_zero_point = static_cast<int32_t>(Int(0, 1));
+      for (float* const scale : {&e.inner_scale, &e.residual_scale, &e.y_scale}) *scale = Real(0.3f, 1.5f);
+      e.lo = static_cast<int32_t>(Int(-2, 1));
+      e.hi = e.lo + static_cast<int32_t>(Int(1, 3));
+      e.zero_point = static_cast<int32_t>(Int(e.lo, e.hi));
+    }
     return true;
   }
 
@@ -929,10 +939,12 @@ uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
   return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
 }
 
-// What a node of class "planes" reads and stores: the input, the codes or both in planes, as kernels take them.
-TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed) {
+// What a node of class "planes" reads and stores: the input, the residuals, of so many bits, the codes or more of them in
+// planes, as kernels take them.
+TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed, int residual_bits) {
   TensorPlanes planes;
   if (generator.Coin(0.7)) planes.x = cuda::PlanesRead(packed);
+  if (packed.MayAddPlanes(residual_bits) && generator.Coin(0.7)) planes.added = residual_bits;
   if (planes.x > 0 && generator.Coin(0.3)) return planes;
   for (const int count : {1, 2}) {
     if (planes.y == 0 && packed.MayStorePlanes(count)) planes.y = count;
@@ -1034,7 +1046,9 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   std::optional<cuda::PixelQuantizer> quantizer;
   if (cuda::FitsPixels(spec)) quantizer = MakePixels(spec, s, generator, floats, x);
   std::vector<uint8_t> residual;
-  if (spec.epilogue.has_residual) residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
+  const bool has_planes = node.kind == "planes";
+  const int residual_bits = has_planes ? generator.Of({1, 2, 8}) : 8;
+  if (spec.epilogue.has_residual) residual = generator.Codes({residual_bits, Encoding::kUnsigned}, outputs);
   std::vector<uint8_t> expected(static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4));
   Threads pool;
   const auto reference = ReferenceRows()[0].create(spec);
@@ -1042,7 +1056,6 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
 
   cuda::StoredAs stored;
   std::optional<cuda::CodeGrid>& dequantized = stored.dequantized;
-  const bool has_planes = node.kind == "planes";
   if (spec.epilogue.quantized_output && !has_planes && generator.Coin(0.15)) {
     const Epilogue& e = spec.epilogue;
     dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
@@ -1085,9 +1098,10 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     lean.weights.clear();
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
-  TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
+  TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed, residual_bits) : TensorPlanes{};
   if (node.kind == "flat bits" && generator.Coin()) planes.x = cuda::PlanesRead(*packed);
   if (planes.x > 0) x = cuda::AsPlanes(x, g.in_channels, planes.x);
+  if (planes.added > 0) residual = cuda::AsPlanes(residual, g.out_channels, planes.added);
   if (planes.y > 0) expected = cuda::AsPlanes(expected, g.out_channels, planes.y);
   const size_t y_bytes = expected.size();
   const int64_t elements = planes.y > 0 ? static_cast<int64_t>(y_bytes) : outputs;
@@ -1148,7 +1162,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     const std::string of_planes = planes != TensorPlanes{}
-                                      ? " planes " + std::to_string(planes.x) + ">" + std::to_string(planes.y)
+                                      ? " planes " + std::to_string(planes.x) + "+" +
+                                            std::to_string(planes.added) + ">" + std::to_string(planes.y)
                                       : "";
     Counts& counts = by[from_floats          ? config.Text() + " floats"
                         : config.stages == 0 ? config.Text()
