@@ -47,6 +47,7 @@ FUSIONS = (
     "residual_pair",
     "affine_conv",
     "joined_conv",
+    "bottleneck",
     "quantized_conv",
     "dequantized_product",
 )

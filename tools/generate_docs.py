@@ -235,9 +235,10 @@ def fusion_table() -> str:
             [(f"`{name}`", nodes(k), note) for name, note, k in found],
         )
         + "\nA `LowBitConv` or `LowBitGemm` to float32 is one step with the float `Add` behind it, and the "
-        "`Relu` or `Clip` behind that (`float_sum`). Two steps in a row become a `chain`, or a Concat "
-        "goes with the `affine_conv` behind it (`joined_conv`), where the cost model or the tuner finds it "
-        "faster. The kernels of all these:"
+        "`Relu` or `Clip` behind that (`float_sum`). Two steps in a row become a `chain`, with the windows "
+        "in front of them where nobody else reads what those make (`bottleneck`), or a Concat goes with the "
+        "`affine_conv` behind it (`joined_conv`), where the cost model or the tuner finds it faster. The "
+        "kernels of all these:"
     )
 
 

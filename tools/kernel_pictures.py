@@ -408,7 +408,9 @@ FAMILIES = {
         "keeps the weights of both and stays for many tiles of 64 pixels; y is stored for the rest of the "
         "network and at once read from shared memory for z. Tiles belong to teams, which wait for each "
         "other nowhere. `chain_2x2_cluster4`: 2 teams of 2 warpgroups; 4 blocks of a cluster share tiles, "
-        "each makes some channels of y and sends them to the others.",
+        "each makes some channels of y and sends them to the others. Where windows of few channels make "
+        "what the first one reads, as in a bottleneck, they are a part of the kernel: a tile is then rows of "
+        "an image, the patch that its windows read lies beside it, and what they make is no tensor.",
         "shared memory of a block: boxes of 64 pixels and 64 channels",
         [
             Group("fetched once", [Cell("weights y", "weights", 1.3), Cell("weights z", "weights", 1.3)]),

@@ -253,11 +253,8 @@ class CudaBackend final : public Backend {
                                       [](std::span<const TensorShape> fed) { return fed[0]; });
   }
 
-  std::shared_ptr<const StepPlan> PlanTogether(const Step& first, std::span<const TensorShape> first_fed,
-                                               const Step& second,
-                                               std::span<const TensorShape> second_fed) override {
-    return tuner_->PlanTogether(static_cast<const CudaStep&>(first), first_fed,
-                                static_cast<const CudaStep&>(second), second_fed);
+  std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps) override {
+    return tuner_->PlanTogether(steps);
   }
 
   bool MayStore(const Step& step, std::span<const TensorShape> fed,

@@ -280,8 +280,8 @@ constexpr Fusion kFusions[] = {
 }  // namespace
 
 void RequireKnownKernels() {
-  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum,
-                                    kPlanes,         kJoinedConv,     kChannelsLast};
+  std::vector<const char*> names = {kPaddedChannels, kStoredChannels, kFloatSum,    kPlanes,
+                                    kJoinedConv,     kBottleneck,     kChannelsLast};
   for (const Fusion& fusion : kFusions) names.push_back(fusion.name);
   cuda::RequireKnownNames(cuda::LeftOutHere(), names);
 }

@@ -56,6 +56,9 @@ inline constexpr const char* kPlanes = "planes";
 // The same of a Concat in one launch with the normalization and the convolution behind it.
 inline constexpr const char* kJoinedConv = "joined_conv";
 
+// The same of windows in one launch with a chain behind them.
+inline constexpr const char* kBottleneck = "bottleneck";
+
 // The same of float tensors whose channels lie last (core/channels_last.h).
 inline constexpr const char* kChannelsLast = "channels_last";
 

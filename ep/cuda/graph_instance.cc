@@ -107,7 +107,7 @@ GraphInstance::GraphInstance(const RegionPlan& plan, std::shared_ptr<CudaDevice>
     const auto note = [&](const Location& location) {
       if (location.kind != Location::Kind::kExternal) return;
       std::vector<size_t>& steps = steps_using_.at(location.at);
-      const size_t launcher = LauncherOf(i);
+      const size_t launcher = LauncherOf(plan_.steps, i);
       if (steps.empty() || steps.back() != launcher) steps.push_back(launcher);
     };
     std::for_each(step.fed.begin(), step.fed.end(), note);
@@ -222,8 +222,8 @@ void GraphInstance::RunTimed(std::span<void* const> externals, cudaStream_t stre
     return std::chrono::duration_cast<StepTimes::Clock::duration>(events.Between(from + 1, to + 1) * share);
   };
   for (size_t i = 0; i < steps.size(); ++i) {
-    if (LauncherOf(i) != i) continue;
-    times.Add(steps.subspan(i, steps[i].with_next != nullptr ? 2 : 1), begin + shared(0, i),
+    if (LauncherOf(steps, i) != i) continue;
+    times.Add(steps.subspan(i, steps[i].with_next != nullptr ? steps[i].together : 1), begin + shared(0, i),
               shared(i, i + 1));
   }
 }
@@ -255,21 +255,22 @@ void* GraphInstance::Address(const Location& location, std::span<void* const> ex
   return nullptr;
 }
 
-size_t GraphInstance::LauncherOf(size_t i) const {
-  return i > 0 && plan_.steps[i - 1].with_next != nullptr ? i - 1 : i;
-}
-
 void GraphInstance::Launch(size_t i, std::span<void* const> externals, uint8_t* workspace,
                            cuda::Queue& queue) const {
-  if (LauncherOf(i) != i) return;
+  if (LauncherOf(plan_.steps, i) != i) return;
   const PlannedStep& step = plan_.steps[i];
   std::vector<const void*> fed;
   fed.reserve(step.fed.size());
   for (const Location& location : step.fed) fed.push_back(Address(location, externals, workspace));
   if (step.with_next != nullptr) {
+    const std::span<const PlannedStep> all = std::span(plan_.steps).subspan(i, step.together);
+    for (const PlannedStep& behind : all.subspan(1)) {
+      for (size_t other = 1; other < behind.fed.size(); ++other)
+        fed.push_back(Address(behind.fed[other], externals, workspace));
+    }
     static_cast<const CudaTwoPlan&>(*step.with_next)
-        .Launch(fed, Address(step.output, externals, workspace),
-                Address(plan_.steps[i + 1].output, externals, workspace), queue);
+        .Launch(fed, Address(all[all.size() - 2].output, externals, workspace),
+                Address(all.back().output, externals, workspace), queue);
     return;
   }
   static_cast<const CudaStepPlan&>(*step.plan)

@@ -45,9 +45,7 @@ class GraphInstance final : public Instance {
   };
 
   void* Address(const Location& location, std::span<void* const> externals, uint8_t* workspace) const;
-  // The step whose launch does step i: itself, or the one before it.
-  size_t LauncherOf(size_t i) const;
-  // Step i, with the next one where one launch does both; nothing where the one before did.
+  // Step i, with those behind it that the same launch does; nothing where one before did it.
   void Launch(size_t i, std::span<void* const> externals, uint8_t* workspace, cuda::Queue& queue) const;
   void LaunchAll(std::span<void* const> externals, uint8_t* workspace, cudaStream_t stream) const;
   // The next run on another stream, and the destructor, wait for everything on `stream` until here.

@@ -28,10 +28,11 @@ class CudaStepPlan final : public StepPlan {
   const std::shared_ptr<const cuda::NodePlan> node_;
 };
 
-// Two steps in a row that one launch with two outputs computes, in one of several configurations.
+// Two steps in a row that one launch with two outputs computes, in one of several configurations; or three, the first of
+// which makes what nobody else reads, and what is not written.
 class TwoSteps {
  public:
-  // `fed` is what the first step is fed.
+  // `fed` is what the first step is fed, then what else the others are.
   using Launcher =
       std::function<void(std::span<const void* const> fed, void* y, void* z, cuda::Queue& queue)>;
 

@@ -167,7 +167,8 @@ std::optional<Config> Named(const std::vector<Config>& candidates, const std::st
   return found == candidates.end() ? std::nullopt : std::optional(*found);
 }
 
-// A convolution, or the pair of one and that which makes its residuals, and the convolution that follows.
+// A convolution, or the pair of one and that which makes its residuals, or one and the windows in front of it, and the
+// convolution that follows.
 class ChainSteps final : public TwoSteps {
  public:
   explicit ChainSteps(cuda::ConvChain chain)
@@ -212,13 +213,26 @@ class JoiningSteps final : public TwoSteps {
   std::vector<cuda::ConvConfig> configs_;
 };
 
-// What two steps are in one launch, and how measurements know them; null where they are none.
+// What steps are in one launch, and how measurements know them; null where they are none.
 struct FoundTwo {
   std::shared_ptr<const TwoSteps> steps;
   std::string key;
 };
-FoundTwo FindTwo(const CudaStep& first, std::span<const TensorShape> first_fed, const CudaStep& second,
-                 std::span<const TensorShape> second_fed) {
+FoundTwo FindThree(std::span<const FedStep> steps) {
+  if (cuda::IsLeftOut(kBottleneck)) return {};
+  const auto step = [&](size_t i) -> const CudaStep& { return static_cast<const CudaStep&>(steps[i].step); };
+  auto chain = cuda::FindChain(step(0).Node(), steps[0].fed, step(1).Node(), steps[1].fed, step(2).Node(),
+                               steps[2].fed);
+  if (!chain) return {};
+  std::string key = "windows and chain, " + step(0).Key() + ", " + step(1).Key() + ", " + step(2).Key() +
+                    cuda::ShapeText(chain->windows_shape);
+  return {std::make_shared<const ChainSteps>(*std::move(chain)), std::move(key)};
+}
+FoundTwo FindTogether(std::span<const FedStep> steps) {
+  if (steps.size() > 2) return FindThree(steps);
+  const auto &first = static_cast<const CudaStep&>(steps[0].step),
+             &second = static_cast<const CudaStep&>(steps[1].step);
+  const std::span<const TensorShape> first_fed = steps[0].fed, second_fed = steps[1].fed;
   if (auto chain = cuda::FindChain(first.Node(), first_fed, second.Node(), second_fed)) {
     std::string key = "chain, " + first.Key() + ", " + second.Key() + cuda::ShapeText(chain->shape);
     if (chain->residuals != nullptr) key += "+" + cuda::ShapeText(chain->residuals_shape);
@@ -247,7 +261,7 @@ struct Trials {
   }
 };
 
-// The steps of `plan` that go with the next one and are still to be measured so, by key.
+// The steps of `plan` that go with those behind them and are still to be measured so, by key.
 std::map<std::string, std::vector<size_t>> GuessedTwos(const RegionPlan& plan) {
   std::map<std::string, std::vector<size_t>> steps;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
@@ -399,12 +413,9 @@ std::optional<cuda::ConvConfig> Tuner::Measured(const std::vector<cuda::ConvConf
   return text ? Named(candidates, *text) : std::nullopt;
 }
 
-std::shared_ptr<const StepPlan> Tuner::PlanTogether(const CudaStep& first,
-                                                    std::span<const TensorShape> first_fed,
-                                                    const CudaStep& second,
-                                                    std::span<const TensorShape> second_fed) {
+std::shared_ptr<const StepPlan> Tuner::PlanTogether(std::span<const FedStep> steps) {
   if (reference_) return nullptr;
-  FoundTwo found = FindTwo(first, first_fed, second, second_fed);
+  FoundTwo found = FindTogether(steps);
   if (found.steps == nullptr) return nullptr;
   const std::vector<std::string> candidates = found.steps->Candidates();
   if (candidates.empty()) return nullptr;

@@ -37,11 +37,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   cuda::ConvChooser ChooserFor(const ConvSpec& spec, std::string_view stored_as = {});
   cuda::ResidualPairChoosers ChoosersFor(const ConvSpec& first, const ConvSpec& second);
 
-  // Two convolutions in a row as one launch, where that is possible and, as far as is known, faster; else
+  // Steps in a row as one launch (Backend::PlanTogether), where that is possible and, as far as is known, faster; else
   // nullptr.
-  std::shared_ptr<const StepPlan> PlanTogether(const CudaStep& first, std::span<const TensorShape> first_fed,
-                                               const CudaStep& second,
-                                               std::span<const TensorShape> second_fed);
+  std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps);
 
   // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
   // this tuner measured for the first time, and whether two that follow each other go together. Does not

@@ -47,6 +47,12 @@ class Step {
   virtual std::vector<uint8_t> Packed() const { return {}; }
 };
 
+// A step and what it is fed.
+struct FedStep {
+  const Step& step;
+  std::span<const TensorShape> fed;
+};
+
 // What a run brings along. The CPU uses the pool, a GPU the stream.
 struct RunContext {
   ThreadPool* pool = nullptr;
@@ -113,13 +119,11 @@ class Backend {
   virtual int64_t ChannelMultiple() const { return 1; }
   // A step that copies the one tensor it is fed.
   virtual std::unique_ptr<Step> CreateCopy() = 0;
-  // Two steps in a row, the second of which is fed what the first makes and nothing else, as one launch with
-  // two outputs; nullptr where they are not, or better apart. Throws Error.
-  virtual std::shared_ptr<const StepPlan> PlanTogether(const Step& first,
-                                                       std::span<const TensorShape> first_fed,
-                                                       const Step& second,
-                                                       std::span<const TensorShape> second_fed) {
-    (void)first, (void)first_fed, (void)second, (void)second_fed;
+  // Two or three steps in a row, the last of which is fed what the one before makes and nothing else, as one launch with
+  // two outputs, those of the last two; nullptr where they are not, or better apart. Of three the second is fed what the
+  // first makes before all else. Throws Error.
+  virtual std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps) {
+    (void)steps;
     return nullptr;
   }
   // Whether the step, fed `fed`, can store channels of what it makes in other tensors besides, or there alone.

@@ -37,9 +37,15 @@ struct PlannedStep {
   size_t stores = 0;        // how many of `fed`, the last ones, are written, too
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   // Where it is set, one launch does this step and the next one, whose output shares no memory with what this
-  // one reads. It takes no scratch memory.
+  // one reads. It takes no scratch memory. Or it does the next two: nobody but the next one reads what this one makes,
+  // which is not written then, and what the next two write shares no memory with what this one reads.
   std::shared_ptr<const StepPlan> with_next;
+  size_t together = 2;  // how many steps it does
 };
+
+// The step whose launch does step i: itself, or one before it. What two of three steps are in one launch does not count
+// where one does all three.
+size_t LauncherOf(std::span<const PlannedStep> steps, size_t i);
 
 // A region at given input shapes. Externals are the region's inputs, then its outputs.
 struct RegionPlan {

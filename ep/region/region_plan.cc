@@ -262,17 +262,18 @@ class Planner {
     planes_ = ChoosePlanes(*region_->backend, steps, std::move(may), planes);
   }
 
-  // Whether a step that runs, or the caller, reads what lies there.
-  bool IsRead(size_t root) const {
-    if (leaves_[root]) return true;
+  // How often steps that run read what lies there.
+  int64_t ReadersOf(size_t root) const {
+    int64_t readers = 0;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output)) continue;
-      if (std::any_of(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == root; }))
-        return true;
+      readers += std::count_if(op.fed.begin(), op.fed.end(), [&](ValueId id) { return Root(id) == root; });
     }
-    return false;
+    return readers;
   }
+  // Whether a step that runs, or the caller, reads what lies there.
+  bool IsRead(size_t root) const { return leaves_[root] || ReadersOf(root) > 0; }
 
   void AddStep(std::string_view name, std::span<const std::string> nodes, const Step& step,
                std::span<const ValueId> fed, std::span<const TensorShape> fed_shapes,
@@ -325,7 +326,8 @@ class Planner {
 
   void AddSteps() {
     const std::vector<const CompiledRegion::Op*> last_readers = LastReaders();
-    const CompiledRegion::Op* before = nullptr;  // of the last step, where that goes with no other yet
+    // Of the last two steps and of the last one, where they go with no other yet.
+    const CompiledRegion::Op *before_last = nullptr, *before = nullptr;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
@@ -336,7 +338,7 @@ class Planner {
       const TensorPlanes planes{planes_fed(0), planes_[Root(op.output)], planes_fed(1)};
       const bool has_planes = planes != TensorPlanes{};
       std::vector<ValueId> fed = op.fed;
-      if (TurnFed(op, fed)) before = nullptr;
+      if (TurnFed(op, fed)) before = before_last = nullptr;
       const ChannelsLast last = ChannelsLastOf(fed, op.output);
       const bool has_channels_last = last != ChannelsLast{};
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
@@ -353,7 +355,11 @@ class Planner {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
         const bool is_alone = has_stores || has_planes || has_channels_last;
-        before = is_alone || (before != nullptr && PutTogether(*before, op)) ? nullptr : &op;
+        bool is_joined = !is_alone && before != nullptr && PutTogether(*before, op);
+        if (!is_alone && before != nullptr && before_last != nullptr)
+          is_joined = PutTogether(*before_last, *before, op) || is_joined;
+        before_last = is_alone || is_joined ? nullptr : before;
+        before = is_alone || is_joined ? nullptr : &op;
       } catch (const Error& e) {
         Fail(op.name, ": ", e.what());
       }
@@ -419,17 +425,54 @@ class Planner {
     plan_.steps.back().stores = stores.tensors.size();
   }
 
+  // Whether `second` reads all that `first` makes, and that before all else.
+  bool ReadsFirst(const CompiledRegion::Op& second, const CompiledRegion::Op& first) const {
+    return !second.fed.empty() && Root(second.fed[0]) == Root(first.output) &&
+           BytesOf(shapes_[At(second.fed[0])]) == BytesOf(shapes_[At(first.output)]);
+  }
+  // The `last`th step from the end, as the back end sees it.
+  FedStep FedStepAt(size_t last) const {
+    const PlannedStep& step = plan_.steps[plan_.steps.size() - last];
+    return {*step.step, step.fed_shapes};
+  }
+  // What a step writes is alive from step `now` on.
+  void BeginAt(const Location& written, size_t now) {
+    if (written.kind != Location::Kind::kWorkspace) return;
+    int& first = lifetimes_[written.at].first;
+    first = std::min(first, static_cast<int>(now));
+  }
+
   // The last two steps as one launch, where the back end can. What the second makes is then alive beside what
   // the first is fed.
   bool PutTogether(const CompiledRegion::Op& first, const CompiledRegion::Op& second) {
-    if (second.fed.size() != 1 || Root(second.fed[0]) != Root(first.output) || second.step->Overwrites() ||
-        BytesOf(shapes_[At(second.fed[0])]) != BytesOf(shapes_[At(first.output)])) {
+    if (second.fed.size() != 1 || !ReadsFirst(second, first) || second.step->Overwrites()) return false;
+    const std::array steps = {FedStepAt(2), FedStepAt(1)};
+    PlannedStep& a = plan_.steps[plan_.steps.size() - 2];
+    a.with_next = region_->backend->PlanTogether(steps);
+    if (a.with_next == nullptr) return false;
+    BeginAt(plan_.steps.back().output, plan_.steps.size() - 2);
+    return true;
+  }
+
+  // The last three: nobody but the second reads what the first makes. What the others make is then alive beside what that
+  // is fed; it may lie where something else lay that the second is fed.
+  bool PutTogether(const CompiledRegion::Op& first, const CompiledRegion::Op& second,
+                   const CompiledRegion::Op& third) {
+    const size_t between = Root(first.output);
+    if (first.fed.size() != 1 || !ReadsFirst(second, first) || third.fed.size() != 1 ||
+        !ReadsFirst(third, second) || third.step->Overwrites() || homes_[between] || leaves_[between] ||
+        ReadersOf(between) != 1) {
       return false;
     }
-    PlannedStep &a = plan_.steps[plan_.steps.size() - 2], &b = plan_.steps.back();
-    a.with_next = region_->backend->PlanTogether(*first.step, a.fed_shapes, *second.step, b.fed_shapes);
-    if (a.with_next == nullptr) return false;
-    if (b.output.kind == Location::Kind::kWorkspace) --lifetimes_[b.output.at].first;
+    PlannedStep &a = plan_.steps[plan_.steps.size() - 3], &b = plan_.steps[plan_.steps.size() - 2];
+    if (a.fed[0].kind == b.output.kind && a.fed[0].at == b.output.at) return false;
+    const std::array steps = {FedStepAt(3), FedStepAt(2), FedStepAt(1)};
+    auto plan = region_->backend->PlanTogether(steps);
+    if (plan == nullptr) return false;
+    a.with_next = std::move(plan);
+    a.together = steps.size();
+    BeginAt(b.output, plan_.steps.size() - 3);
+    BeginAt(plan_.steps.back().output, plan_.steps.size() - 3);
     return true;
   }
 
@@ -498,8 +541,10 @@ void PrintPlaces(std::span<const Location> places, std::ostream& text) {
 
 // The kernel of a step, or the one that does it together with the step before or behind it.
 std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
-  if (steps[i].with_next != nullptr) return steps[i].with_next->Text() + " with the next";
-  if (i > 0 && steps[i - 1].with_next != nullptr) return steps[i - 1].with_next->Text() + " with the last";
+  const PlannedStep& launcher = steps[LauncherOf(steps, i)];
+  if (&launcher != &steps[i]) return launcher.with_next->Text() + " with the last";
+  if (launcher.with_next != nullptr)
+    return launcher.with_next->Text() + (launcher.together > 2 ? " with the next two" : " with the next");
   const std::vector<Location>& fed = steps[i].fed;
   const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
   const bool adds_planes = fed.size() > 1 && fed[1].planes > 0;
@@ -508,6 +553,15 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
 }
 
 }  // namespace
+
+size_t LauncherOf(std::span<const PlannedStep> steps, size_t i) {
+  constexpr size_t kMostBehind = 2;
+  for (size_t behind = std::min(i, kMostBehind); behind > 0; --behind) {
+    const PlannedStep& before = steps[i - behind];
+    if (before.with_next != nullptr && before.together > behind) return i - behind;
+  }
+  return i;
+}
 
 RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
                     PlaneUse planes) {

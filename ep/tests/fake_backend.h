@@ -174,7 +174,7 @@ struct FakeStoringStep final : Planning<FakeStep> {
   bool keeps_output;
 };
 
-// Two steps at once.
+// Two or three steps at once.
 struct FakeTogether final : StepPlan {
   std::string Text() const override { return "fake together"; }
 };
@@ -184,9 +184,10 @@ class FakeBackend : public Backend {
   std::set<std::string> ops = {"LowBitLookup", "LowBitAdd", "LowBitConcat", "LowBitImage",
                                "Softmax"};  // that it runs
   bool fuses = false;
-  bool overwrites = false;  // additions write over their second terms
-  bool joins = false;       // runs steps together
-  bool stores = false;      // in up to three other tensors, besides or alone
+  bool overwrites = false;   // additions write over their second terms
+  bool joins = false;        // runs two steps together
+  bool joins_three = false;  // runs three together, and two where the first is fed two tensors
+  bool stores = false;       // in up to three other tensors, besides or alone
   int64_t channel_multiple = 1;
   bool takes_float_regions = false;
   size_t max_instances = 3;
@@ -211,9 +212,9 @@ class FakeBackend : public Backend {
   int64_t ChannelMultiple() const override { return channel_multiple; }
   bool TakesFloatRegions() const override { return takes_float_regions; }
   std::unique_ptr<Step> CreateCopy() override { return std::make_unique<FakeCopyStep>(); }
-  std::shared_ptr<const StepPlan> PlanTogether(const Step&, std::span<const TensorShape>, const Step&,
-                                               std::span<const TensorShape>) override {
-    return joins ? std::make_shared<const FakeTogether>() : nullptr;
+  std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps) override {
+    const bool may = steps.size() == 2 ? joins || (joins_three && steps[0].fed.size() == 2) : joins_three;
+    return may ? std::make_shared<const FakeTogether>() : nullptr;
   }
   bool MayStore(const Step&, std::span<const TensorShape>,
                 std::span<const ChannelMove> moves) const override {
@@ -263,10 +264,14 @@ class FakeInstance final : public Instance {
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
       const PlannedStep& step = plan_.steps[i];
       const auto& plan = static_cast<const FakePlan&>(*step.plan);
-      if (step.with_next != nullptr) {  // which writes the next one's output while it reads this one's input
-        const PlannedStep& next = plan_.steps[i + 1];
-        const size_t bytes = static_cast<const FakePlan&>(*next.plan).y_bytes;
-        if (bytes > 0) std::memset(At(next.output, externals), 0x5a, bytes);
+      // Which writes the outputs of those behind while it reads this one's input.
+      const bool launches = step.with_next != nullptr && LauncherOf(plan_.steps, i) == i;
+      for (size_t behind = 1; launches && behind < step.together; ++behind) {
+        const PlannedStep& next = plan_.steps[i + behind];
+        const auto& of_next = static_cast<const FakePlan&>(*next.plan);
+        // But where a later one overwrites what it reads itself.
+        const bool over = behind + 1 < step.together && next.step->Overwrites();
+        if (of_next.y_bytes > 0 && !over) std::memset(At(next.output, externals), 0x5a, of_next.y_bytes);
       }
       std::vector<const void*> fed;
       for (const Location& place : step.fed) fed.push_back(At(place, externals));
@@ -298,11 +303,12 @@ class FakeInstance final : public Instance {
       written.push_back({each.output.at, each.output.at + static_cast<const FakePlan&>(*each.plan).y_bytes});
     };
     writes(step);
-    if (step.with_next != nullptr) {
-      if (index + 1 == plan_.steps.size() || plan_.steps[index + 1].with_next != nullptr) {
+    if (step.with_next != nullptr && LauncherOf(plan_.steps, index) == index) {
+      if (index + step.together > plan_.steps.size() ||
+          LauncherOf(plan_.steps, index + step.together - 1) != index) {
         ++backend_.faults;
       } else {
-        writes(plan_.steps[index + 1]);
+        for (size_t behind = 1; behind < step.together; ++behind) writes(plan_.steps[index + behind]);
       }
     }
     std::vector<Range> all = written;

@@ -480,6 +480,49 @@ void TestStepsTogether() {
   }
 }
 
+// The same of three, where nobody else reads what the first one makes.
+void TestStepsInThrees() {
+  std::mt19937 random(6);
+  GraphBuilder builder;
+  ValueId value = builder.Lookup(builder.AddInput(), 1);
+  std::vector<ValueId> leaving;
+  constexpr uint8_t kBlocks = 8;
+  for (uint8_t i = 0; i < kBlocks; ++i) {
+    // Of every second block the sum adds what the step before it reads.
+    const ValueId before = i % 2 == 0 ? builder.Lookup(value, i) : value;
+    const ValueId inner = builder.Lookup(before, 2);
+    if (i == 4) leaving.push_back(inner);  // somebody else reads it
+    value = builder.Lookup(builder.Add(inner, value), 3);
+  }
+  leaving.push_back(value);
+  builder.graph.outputs = leaving;
+  const std::vector<Tensor> inputs = {RandomTensor({64, kChannels}, random)};
+  const std::vector<Tensor> expected = Evaluate(builder.graph, inputs);
+  for (const bool overwrites : {false, true}) {
+    auto fake = std::make_shared<FakeBackend>();
+    fake->joins_three = true;
+    fake->overwrites = overwrites;
+    const auto program = Program::Compile(builder.graph, fake);
+    Expect(Equal(RunProgram(*program, inputs), expected), "three steps in one launch");
+    const auto plan = program->PlanFor(ShapesOf(inputs));
+    size_t threes = 0;
+    for (size_t i = 0; i < plan->steps.size(); ++i) {
+      const PlannedStep& step = plan->steps[i];
+      if (step.with_next == nullptr) continue;
+      const bool is_three = step.together == 3;
+      threes += is_three ? 1 : 0;
+      Expect(LauncherOf(plan->steps, i) == (i > 0 && plan->steps[i - 1].together == 3 ? i - 1 : i),
+             "two steps count for nothing where three have one launch");
+      if (is_three)
+        Expect(LauncherOf(plan->steps, i + 1) == i && LauncherOf(plan->steps, i + 2) == i, "one launch");
+    }
+    // Where the sum takes the place of what the first one reads they are apart.
+    Expect(threes == (overwrites ? kBlocks / 2 - 1 : kBlocks - 1), "every three that can go together does");
+    Expect(plan->Text().find("fake together with the next two") != std::string::npos, "the plan says so");
+    Expect(fake->faults == 0, "no launch writes where another tensor of it lies");
+  }
+}
+
 // y = Lookup(x), two lookups more behind it.
 struct Chain {
   GraphBuilder builder;
@@ -1553,6 +1596,7 @@ int main() {
   TestChannelsLast();
   TestOverwriting();
   TestStepsTogether();
+  TestStepsInThrees();
   TestErrorsNameTheNode();
   TestDamagedGraphs();
   TestFusion();

@@ -24,6 +24,7 @@ from tests.tools.conftest import qdq_conv
 
 require_native()
 import lowbit  # noqa: E402
+from lowbit.models import build as build_network  # noqa: E402
 from lowbit.ops import DEFINITIONS  # noqa: E402
 
 SHARED = [
@@ -322,6 +323,22 @@ def test_squeeze_and_excitation(
         feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
         assert [step["kernel"] for step in _plan(capfd)["steps"]].count("gated") == (shape[2] > 1)
+
+
+def test_bottlenecks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, the layer behind them with its residuals, and the next one's first layer are one launch."""
+    converted = lowbit.convert(build_network("resnet50", 8, 8, image=64, batch="N", classes=10)).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted, tuning="off"), lowbit_session(converted)
+    rng = np.random.default_rng(8)
+    for batch in (2, 1):
+        feeds = {"input": rng.normal(0, 1, (batch, 3, 64, 64)).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"batch of {batch}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        first = [i for i, kernel in enumerate(kernels) if kernel.endswith(" with the next two")]
+        assert first, "of the first stage"
+        for i in first:
+            assert all(kernel.endswith(" with the last") for kernel in kernels[i + 1 : i + 3])
 
 
 @pytest.mark.parametrize("stride", [1, 2])

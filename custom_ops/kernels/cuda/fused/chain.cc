@@ -41,7 +41,44 @@ ChainProduct ProductOf(const PackedConv& conv, const ConvShape& shape, int ranks
 
 // Those of a block, tiles of k wide.
 int WeightBoxes(const ChainParams& p) {
-  return (p.residuals.k_tiles + p.first.k_tiles) * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes;
+  const ChainProduct& windows = p.windows.product;
+  return (p.residuals.k_tiles + p.first.k_tiles) * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes +
+         windows.k_tiles * windows.own_boxes;
+}
+
+// Of a row of so many outputs, those of a tile: all, or the largest part of equal parts; 0 where parts would be narrow.
+int ColumnsOf(int64_t out_w) {
+  if (out_w <= kTilePixels) return static_cast<int>(out_w);
+  for (int columns = kTilePixels; columns > kTilePixels / 2; --columns) {
+    if (out_w % columns == 0) return columns;
+  }
+  return 0;
+}
+
+// All but the product itself, of those that RefuseWindows does not refuse. Rows of a patch begin at multiples of 128
+// bytes.
+ChainWindows WindowsOf(const ConvProblem& problem, const ChainProduct& product) {
+  const ConvGeometry& g = problem.geometry;
+  const int reach_h = static_cast<int>((g.kernel_h - 1) * g.dilation_h),
+            reach_w = static_cast<int>((g.kernel_w - 1) * g.dilation_w);
+  ChainWindows w;
+  w.product = product;
+  w.product.k_boxes = static_cast<int>(problem.channels) / kChainBox;
+  w.image = cuda::WindowsOf(problem);
+  w.images = static_cast<int>(problem.shape.batch);
+  w.columns = ColumnsOf(problem.shape.out_w);
+  w.pitch = (w.columns + reach_w + 1) / 2 * 2;
+  w.rows = std::clamp((kTilePixels - w.columns) / w.pitch + 1, 1, std::max(1, w.image.out_h));
+  w.reach = reach_h;
+  w.plane_bytes = CeilDiv((w.rows + reach_h) * w.pitch * kChainBox, 1024) * 1024;
+  for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+    const int64_t place = tap / g.kernel_w * g.dilation_h * w.pitch + tap % g.kernel_w * g.dilation_w;
+    for (int box = 0; box < w.product.k_boxes; ++box)
+      w.step[w.steps++] = (static_cast<int>(place) * kChainBox + box * w.plane_bytes) / 16;
+  }
+  w.by_parts = MakeDivisor(std::max(1, w.image.out_w / w.columns));
+  w.by_bands = MakeDivisor(std::max(1, CeilDiv(w.image.out_h, w.rows)));
+  return w;
 }
 
 // The second convolution's shape: its input is the pixels that the first one makes.
@@ -77,15 +114,28 @@ ChainParams ParamsOf(const ConvChain& chain, const ChainConfig& config) {
   }
   p.m = static_cast<int>(chain.shape.OutPixels());
   p.tiles = CeilDiv(p.m, kTilePixels);
+  p.has_windows = chain.windows != nullptr;
+  if (p.has_windows) {
+    p.windows = WindowsOf(chain.windows->Problem(chain.windows_shape),
+                          ProductOf(*chain.windows, chain.windows_shape, 1, true));
+    p.tiles = static_cast<int>(p.windows.by_parts.divisor) * static_cast<int>(p.windows.by_bands.divisor) *
+              p.windows.images;
+  }
   p.ranks = config.ranks;
   p.teams = config.teams;
   p.team_groups = config.groups;
   p.x_signed = chain.first->XSigned();
   p.y_signed = chain.second->XSigned();
-  p.team_bytes =
-      (p.residuals.k_boxes + p.first.k_boxes + p.first.n_boxes + p.second.own_boxes) * kChainBoxBytes;
-  p.shared_bytes = 1024 + WeightBoxes(p) * kChainBox * kTileK + p.teams * p.team_bytes +
-                   (p.residuals.own_boxes + p.first.own_boxes + p.second.own_boxes) * kStateBytes;
+  // What windows make takes turns with z.
+  const int reads = p.residuals.k_boxes + p.first.k_boxes, made = p.windows.product.n_boxes;
+  const int between =
+      p.has_windows ? reads - made + std::max(made, p.second.own_boxes) : reads + p.second.own_boxes;
+  p.team_bytes = (between + p.first.n_boxes) * kChainBoxBytes +
+                 (p.has_windows ? p.windows.product.k_boxes * p.windows.plane_bytes : 0);
+  p.shared_bytes =
+      1024 + WeightBoxes(p) * kChainBox * kTileK + p.teams * p.team_bytes +
+      (p.residuals.own_boxes + p.first.own_boxes + p.second.own_boxes + p.windows.product.own_boxes) *
+          kStateBytes;
   p.clusters = std::clamp(chain.first->On().multiprocessors / p.ranks, 1, std::max(1, p.tiles));
   return p;
 }
@@ -101,6 +151,7 @@ bool Fits(const ChainParams& p, const Device& device) {
     return e.values == nullptr &&
            (e.sums != SumForm::kInteger || (!e.on_lines && !e.in_tail && e.table == nullptr));
   };
+  if (p.has_windows && (p.ranks > 1 || !FitsWindows(p.windows.product.epilogue, FinishOf(p)))) return false;
   const EpilogueParams& made = p.residuals.epilogue;
   const bool makes_fitting =
       !made.in_tail && made.values == nullptr &&
@@ -108,6 +159,29 @@ bool Fits(const ChainParams& p, const Device& device) {
   return has_room && makes_fitting && fits(p.first) && fits(p.second) && p.first.n_boxes % p.ranks == 0 &&
          p.first.n_boxes <= kMaxChainBoxes && p.team_groups <= p.first.own_boxes &&
          p.teams * p.team_groups <= kMaxChainGroups && p.shared_bytes <= device.shared_bytes;
+}
+
+std::string RefuseWindows(const ConvChain& chain) {
+  const ConvProblem problem = chain.windows->Problem(chain.windows_shape);
+  const ConvGeometry& g = problem.geometry;
+  const bool rounds = problem.tiled && problem.requantizes && problem.floats && !problem.is_mapped &&
+                      !problem.residual && !problem.has_places && problem.planes == TensorPlanes{};
+  if (!rounds) return "windows whose codes are not rounded in registers, or are stored elsewhere";
+  if (g.stride_h != 1 || g.stride_w != 1) return "windows with a stride";
+  if (g.group != 1 || problem.repacks || problem.channels % kChainBox != 0)
+    return "windows of channels that are no multiple of 64";
+  if (problem.borders || (problem.IsPadded() && problem.zero != 0)) return "padding that is not 0";
+  if (g.Taps() * (problem.channels / kChainBox) > kMaxWindowSteps)
+    return "windows of more than 32 steps along K";
+  if (ColumnsOf(problem.shape.out_w) == 0) return "rows that are no equal parts of 33 to 64 outputs";
+  const int64_t pitch = ColumnsOf(problem.shape.out_w) + (g.kernel_w - 1) * g.dilation_w + 1;
+  if (pitch > 256 || (g.kernel_h - 1) * g.dilation_h > 64)
+    return "windows of more than 64 rows or 192 columns";
+  const PackedConv& reader = chain.residuals != nullptr ? *chain.residuals : *chain.first;
+  const ConvGeometry& behind = reader.Geometry();
+  const bool fits = g.out_channels == behind.in_channels && behind.stride_h == 1 && behind.stride_w == 1 &&
+                    problem.m == chain.shape.OutPixels() && chain.windows->XSigned() == reader.XSigned();
+  return fits ? "" : "windows that do not fit the convolution behind them";
 }
 
 std::string Refuse(const ConvChain& chain, const Device& device) {
@@ -128,6 +202,9 @@ std::string Refuse(const ConvChain& chain, const Device& device) {
   if (second.residual) return "residuals of the second convolution";
   if (first.m == 0 || first.n == 0 || second.n == 0) return "no pixels or channels";
   if (!is_small(first) || !is_small(second)) return "more than 16384 channels";
+  if (chain.windows != nullptr) {
+    if (std::string reason = RefuseWindows(chain); !reason.empty()) return reason;
+  }
   if (chain.residuals == nullptr) return unit_stride(a) ? "" : "a stride of the first convolution";
   const ConvProblem residuals = chain.residuals->Problem(chain.residuals_shape);
   const bool fits = residuals.streams && is_small(residuals) && !residuals.residual && first.residual &&
@@ -137,7 +214,8 @@ std::string Refuse(const ConvChain& chain, const Device& device) {
 }
 
 // In clocks, fitted to what chains in place of two kernels cost ResNet-50 and MobileNetV2 on one H200, batch
-// 1 to 128 (EstimateMicroseconds). What making residuals adds: to ResNet-50's stages 1 and 2 at batch 16.
+// 1 to 128 (EstimateMicroseconds). What making residuals adds: to ResNet-50's stages 1 and 2 at batch 16. What windows
+// add: to stage 1 on an H100, batch 1 to 256.
 double EstimateChain(const ChainParams& p) {
   const int teams = std::min(p.teams, CeilDiv(p.tiles, p.clusters)),
             y_rounds = CeilDiv(p.first.own_boxes, p.team_groups),
@@ -145,10 +223,12 @@ double EstimateChain(const ChainParams& p) {
   const int weight_rows = WeightBoxes(p) * kChainBox;
   // What a tile takes by itself; what it takes of a multiprocessor that others share.
   const int k_boxes = p.residuals.k_boxes + p.first.k_boxes;
+  const int window_steps = p.windows.steps * p.windows.product.n_boxes;
   const double latency = 3840 + ((p.makes_residuals ? 2460 : 1460) + 25.7 * k_boxes) * y_rounds +
-                         (303 + 94.9 * p.first.n_boxes) * z_rounds + (p.ranks > 1 ? 279 : 0);
+                         (303 + 94.9 * p.first.n_boxes) * z_rounds + (p.ranks > 1 ? 279 : 0) +
+                         100.0 * window_steps;
   const double work = (p.makes_residuals ? 599.0 : 499.0) * p.first.own_boxes + 326.0 * k_boxes +
-                      85.9 * (p.first.n_boxes - p.first.own_boxes);
+                      85.9 * (p.first.n_boxes - p.first.own_boxes) + 153.0 * window_steps;
   const double rounds = CeilDiv(p.tiles, p.clusters * teams);
   return (5.4 * weight_rows + rounds * std::max(latency, teams * work)) / kClocksPerMicrosecond;
 }
@@ -160,7 +240,8 @@ double EstimateOfBest(const ConvChain& chain, const Device&) {
 }  // namespace
 
 const FusedRow<ConvChain> kChainKernel = {
-    {"chain", "sm_90a", "two 1x1 layers in a row, and what makes the first one's residuals"},
+    {"chain", "sm_90a",
+     "two 1x1 layers in a row, and what makes the first one's residuals, or its input by windows"},
     Refuse,
     EstimateOfBest};
 
@@ -175,7 +256,7 @@ std::vector<ChainConfig> CandidateChains(const ConvChain& chain) {
   if (!kChainKernel.Applies(chain, chain.first->On())) return {};
   std::vector<std::pair<double, ChainConfig>> ranked;
   for (const int ranks : {1, 2, 4, 8}) {
-    if (ranks > 1 && IsLeftOut("cluster")) break;
+    if (ranks > 1 && (chain.windows != nullptr || IsLeftOut("cluster"))) break;
     for (int groups = 4; groups >= 1; --groups) {  // of equals the one with more
       for (int teams = 1; teams * groups <= kMaxChainGroups; ++teams) {
         const ChainConfig config{ranks, teams, groups};
@@ -199,8 +280,17 @@ bool ChainPays(const ConvChain& chain) {
   const Device& device = chain.first->On();
   const double first = chain.residuals != nullptr ? EstimateOfBest(ResidualPairOf(chain), device)
                                                   : EstimateOfBest(chain.first->Problem(chain.shape), device);
-  return kChainKernel.microseconds(chain, device) <
-         kUnlikeNeighbours * (first + EstimateOfBest(chain.second->Problem(SecondShape(chain)), device));
+  double apart =
+      kUnlikeNeighbours * (first + EstimateOfBest(chain.second->Problem(SecondShape(chain)), device));
+  if (chain.windows != nullptr) {
+    ConvChain behind = chain;
+    behind.windows = nullptr;
+    if (ChainPays(behind)) apart = kChainKernel.microseconds(behind, device);
+    // What unlike neighbours cost in ResNet-50's first stage.
+    constexpr double kTurn = 0.5;
+    apart += kTurn + EstimateOfBest(chain.windows->Problem(chain.windows_shape), device);
+  }
+  return kChainKernel.microseconds(chain, device) < apart;
 }
 
 class ChainPlan {
@@ -219,8 +309,10 @@ class ChainPlan {
     DeviceGuard guard(device.ordinal);
     RequireAligned({x, added, y, z});
     ChainParams p = params_;
-    p.first.x = static_cast<const uint8_t*>(x);
-    (p.makes_residuals ? p.residuals.x : p.residual) = static_cast<const uint8_t*>(added);
+    const uint8_t*& read_by_windows = p.windows.product.x;
+    (p.has_windows && !p.makes_residuals ? read_by_windows : p.first.x) = static_cast<const uint8_t*>(x);
+    const uint8_t*& read_for_residuals = p.has_windows ? read_by_windows : p.residuals.x;
+    (p.makes_residuals ? read_for_residuals : p.residual) = static_cast<const uint8_t*>(added);
     p.y = y;
     p.z = z;
     Check(cuda::LaunchChain(p, LaunchOptions{queue, device}), "launching two convolutions");

@@ -1,4 +1,4 @@
-// What the kernel of two chained 1x1 convolutions (chain.h) receives.
+// What the kernel of chained convolutions (chain.h) receives.
 #pragma once
 
 #include "kernels/cuda/conv/conv_params.h"
@@ -21,8 +21,28 @@ struct ChainProduct {
   EpilogueParams epilogue;
 };
 
+// Steps of a window along k: of each tap, a box of channels at a time.
+inline constexpr int kMaxWindowSteps = 32;
+
+// A convolution with windows of stride 1 that makes what the residuals' product reads, where there is one, else the
+// first, and nobody else does. A tile is then
+// neighbouring rows of an image, or a part of one row. In shared memory its rows lie `pitch` places apart, as those of
+// the patch that its windows read: what a tap sees is the same places from another one on.
+struct ChainWindows {
+  ChainProduct product;
+  WindowParams image;
+  int images = 0;
+  int columns = 0, rows = 0;                  // of outputs, a tile
+  int pitch = 0, reach = 0;                   // reach: rows that a patch has beyond those of its outputs
+  int plane_bytes = 0;                        // of a box of channels of a patch
+  int steps = 0, step[kMaxWindowSteps] = {};  // from an output's place to what its window reads, in 16 bytes
+  FastDivisor by_parts, by_bands;             // parts of a row; tiles one below the other in an image
+};
+
 struct ChainParams {
   ChainProduct first, second;
+  bool has_windows = false;
+  ChainWindows windows;
   // Where the residuals of the first are no tensor: the product that makes them, of as many outputs.
   bool makes_residuals = false;
   ChainProduct residuals;
@@ -70,6 +90,16 @@ inline ChainFinish FinishOf(const ChainParams& p) {
   const bool makes_fitting = !p.makes_residuals || !MakesFloats(first) || AreWordsMultiplied(r);
   if ((fits_bytes || fits_capped || fits_words) && makes_fitting) return {first, second};
   return {p.first.epilogue.has_residual ? kFloatsAdding : kFloats, kFloats};
+}
+
+// Whether kernels for these finishes finish what windows make as they do the second's sums: so, or as any floats.
+inline bool FitsWindows(const EpilogueParams& windows, const ChainFinish& chain) {
+  using enum Finish;
+  if (chain.first == kIntegers) return false;
+  const Finish own = FinishOf(windows);
+  return own == chain.second ||
+         (chain.second == kFloats &&
+          (own == kFloatsFromZero || own == kCappedFromZero || own == kTail || own == kLackingTail));
 }
 
 // Whether residuals that another product makes may have a tail behind them, where the first one's sums are

@@ -12,6 +12,9 @@
 // codes whose sums it has itself, and adds the next product to them,
 //   box i of y   products over the other's x, products over x | codes in registers | codes | store
 //
+// Where a convolution with windows makes what one of these products reads (ChainWindows), its codes are no tensor: they lie in
+// boxes that those of z take later on, and a tile is rows of an image beside the patch that its windows read.
+//
 // For few tiles, or weights that are too many for one block, the blocks of a cluster share tiles: each makes
 // some of the boxes of y and of z with the weights of these alone, and sends the former to the blocks that
 // make boxes of z.
@@ -59,6 +62,26 @@ __device__ __forceinline__ void MultiplyBoxes(int k_boxes, uint32_t boxes, uint3
     b += box % 2 == 0 ? 4 : next_tile;
     WgmmaCommit();
   } while (++box < k_boxes);
+  WgmmaWait<0>();
+  HoldRegisters(sums);
+}
+
+// The same over the steps of windows, whose outputs' places begin at `patch`.
+template <bool kSigned>
+__device__ __forceinline__ void MultiplyWindows(const ChainWindows& windows, uint32_t patch, uint32_t weights,
+                                                int tile_bytes, int (&sums)[kChainBox / 2]) {
+  const uint32_t a = MatrixPart(patch), next_tile = tile_bytes / 16 - 4;
+  uint32_t b = MatrixPart(weights);
+  HoldRegisters(sums);
+#pragma unroll 1
+  for (int i = 0; i < windows.steps; ++i) {
+    const uint32_t from = a + windows.step[i];
+    WgmmaFence();
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(from), SlabDescriptor<kRowBytes>(b));
+    Wgmma<kChainBox, kSigned>::Multiply(sums, SlabDescriptor<64>(from + 2), SlabDescriptor<kRowBytes>(b + 2));
+    b += i % 2 == 0 ? 4 : next_tile;
+  }
+  WgmmaCommit();
   WgmmaWait<0>();
   HoldRegisters(sums);
 }
@@ -142,11 +165,13 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
   });
 }
 
-// kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
+// kWindows: there are windows in front, of what the residuals' product reads where there is one, else the first. kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
 // reads. kFinish: of the first, kSecond: of the second, whose sums are floats where the first's are; those of
 // residuals as MakesFloats says.
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kWindows, bool kMakesResiduals, Finish kFinish,
+          Finish kSecond>
 struct Chain {
+  static_assert(!kWindows || !kCluster);
   using State = BlockState<kChainBox>;
   static constexpr int kTeamBarriers = 2 + kMaxChainBoxes, kTileBytes = kChainBox * kRowBytes;
   struct Static {
@@ -156,7 +181,7 @@ struct Chain {
   const ChainParams& p;
   const ChainMaps& maps;
   Static& fixed;
-  SharedTiles weights;  // of residuals, first and second; then the teams' boxes, then constants
+  SharedTiles weights;  // of residuals, first, second and windows; then the teams' boxes, then constants
 
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
@@ -173,19 +198,32 @@ struct Chain {
 
   // The residuals' product has no tiles of weights and boxes where there is none.
   const int y_k_tiles = p.residuals.k_tiles + p.first.k_tiles;
-  const int weight_bytes =
-      (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kTileBytes;
+  const ChainProduct& front = p.windows.product;
+  const int bytes_front = kWindows ? min(front.n_boxes * kChainBox, front.n_padded) * kRowBytes : 0;
+  const int plain_bytes =
+                (y_k_tiles * p.first.own_boxes + p.second.k_tiles * p.second.own_boxes) * kTileBytes,
+            weight_bytes = plain_bytes + (kWindows ? front.k_tiles * front.n_boxes * kTileBytes : 0);
   const uint32_t weights0 = weights.at,
                  weights1 = weights0 + p.residuals.k_tiles * p.first.own_boxes * kTileBytes,
-                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kTileBytes;
+                 weights2 = weights0 + y_k_tiles * p.first.own_boxes * kTileBytes,
+                 weights_front = weights0 + plain_bytes;
   State* const states = reinterpret_cast<State*>(weights.data + weight_bytes + p.teams * p.team_bytes);
   State* const z_states = states + p.first.own_boxes;
   State* const residual_states = z_states + p.second.own_boxes;
-  uint8_t* const y_boxes = weights.data + weight_bytes + team * p.team_bytes;
-  uint8_t* const z_boxes = y_boxes + p.first.n_boxes * kChainBoxBytes;
-  const uint32_t y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
-                 x0_at = z_at + p.second.own_boxes * kChainBoxBytes,
-                 x_at = x0_at + p.residuals.k_boxes * kChainBoxBytes;
+  State* const front_states = residual_states + p.residuals.own_boxes;
+  // y, z, what the products read: the residuals' at x0. With windows the patch, boxes that are what they make and z in
+  // turns, y, and where that product reads the former what the other one does. (Places behind a patch are read, too, for
+  // rows of no outputs.)
+  uint8_t* const boxes = weights.data + weight_bytes + team * p.team_bytes;
+  uint8_t* const made_boxes = boxes + (kWindows ? front.k_boxes * p.windows.plane_bytes : 0);
+  uint8_t* const y_boxes =
+      made_boxes + (kWindows ? max(front.n_boxes, p.second.own_boxes) * kChainBoxBytes : 0);
+  uint8_t* const z_boxes = kWindows ? made_boxes : y_boxes + p.first.n_boxes * kChainBoxBytes;
+  const uint32_t patch = SharedAddress(boxes), y_at = SharedAddress(y_boxes), z_at = SharedAddress(z_boxes),
+                 x0_at = kWindows ? z_at : z_at + p.second.own_boxes * kChainBoxBytes,
+                 x_at = !kMakesResiduals ? x0_at
+                        : kWindows       ? y_at + p.first.n_boxes * kChainBoxBytes
+                                         : x0_at + p.residuals.k_boxes * kChainBoxBytes;
   const uint32_t weights_full = SharedAddress(fixed.barriers);
   const uint32_t x_full = weights_full + 16 + team * kTeamBarriers * 8, y_free = x_full + 8;
   const Barriers boxes_full = {y_free + 8};
@@ -207,19 +245,72 @@ struct Chain {
     return reinterpret_cast<unsigned*>(box + mine.row * kChainBox);
   }
 
+  // Where a tile lies: its first output, and where in which image that is; how many rows of outputs.
+  struct Lines {
+    int first, count, x, y, image;
+  };
+  __device__ __forceinline__ Lines LinesOf(int of_tile) const {
+    if constexpr (!kWindows) return {of_tile * 64, 1, 0, 0, 0};
+    const WindowParams& size = p.windows.image;
+    const int band = Divide(of_tile, p.windows.by_parts), image = Divide(band, p.windows.by_bands);
+    const int x = (of_tile - band * static_cast<int>(p.windows.by_parts.divisor)) * p.windows.columns,
+              y = (band - image * static_cast<int>(p.windows.by_bands.divisor)) * p.windows.rows;
+    return {(image * size.out_h + y) * size.out_w + x, min(p.windows.rows, size.out_h - y), x, y, image};
+  }
+  __device__ __forceinline__ int LineBytes() const { return kWindows ? p.windows.pitch * kChainBox : 0; }
+  // A box of codes to memory, from there.
+  __device__ __forceinline__ void StoreBox(const CUtensorMap& map, int box, uint32_t from) const {
+    const Lines lines = LinesOf(tile);
+#pragma unroll 1
+    for (int i = 0; i < lines.count; ++i)
+      StoreCodes(map, box * kChainBox, lines.first + i * p.windows.image.out_w, from + i * LineBytes());
+  }
+  __device__ __forceinline__ void FetchResiduals(int box, int of_tile, uint32_t full) const {
+    const Lines lines = LinesOf(of_tile);
+    ArriveExpecting(full, kWindows ? lines.count * p.windows.columns * kChainBox : kChainBoxBytes);
+#pragma unroll 1
+    for (int i = 0; i < lines.count; ++i) {
+      CodesCopy(y_at + box * kChainBoxBytes + i * LineBytes(), maps.residual, box * kChainBox,
+                lines.first + i * p.windows.image.out_w, full);
+    }
+  }
+  // All lines that windows of a tile read, with what is beside and below the image; and what the first product reads
+  // where that is something else.
+  __device__ __forceinline__ void FetchPatch(int of_tile) const {
+    const Lines lines = LinesOf(of_tile);
+    const int count = lines.count + p.windows.reach;
+    const int others = kMakesResiduals ? p.first.k_boxes * lines.count * p.windows.columns * kChainBox : 0;
+    ArriveExpecting(x_full, front.k_boxes * count * LineBytes() + others);
+    if constexpr (kMakesResiduals) {
+#pragma unroll 1
+      for (int i = 0; i < lines.count; ++i) {
+        FetchPixels(p.first, maps.x, x_at + i * LineBytes(), lines.first + i * p.windows.image.out_w);
+      }
+    }
+#pragma unroll 1
+    for (int box = 0; box < front.k_boxes; ++box) {
+      for (int i = 0; i < count; ++i) {
+        RowCopy(patch + box * p.windows.plane_bytes + i * LineBytes(),
+                kMakesResiduals ? maps.residual : maps.x, box * kChainBox, lines.x - p.windows.image.pad_left,
+                lines.y - p.windows.image.pad_top + i, lines.image, x_full);
+      }
+    }
+  }
+
   __device__ __forceinline__ void FetchPixels(const ChainProduct& product, const CUtensorMap& map,
-                                              uint32_t to, int of_tile) const {
-    const PixelPlace at = FirstPixel(product.pixels, of_tile * 64);
+                                              uint32_t to, int pixel) const {
+    const PixelPlace at = FirstPixel(product.pixels, pixel);
 #pragma unroll 1
     for (int box = 0; box < product.k_boxes; ++box) {
       PixelCopy(to + box * kChainBoxBytes, map, box * kChainBox, at, 0, 0, x_full);
     }
   }
   __device__ __forceinline__ void FetchX(int of_tile) const {
+    if constexpr (kWindows) return FetchPatch(of_tile);
     ArriveExpecting(x_full, (p.residuals.k_boxes + p.first.k_boxes) * kChainBoxBytes);
     if constexpr (kMakesResiduals) {
-      FetchPixels(p.residuals, maps.residual, x0_at, of_tile);
-      FetchPixels(p.first, maps.x, x_at, of_tile);
+      FetchPixels(p.residuals, maps.residual, x0_at, of_tile * 64);
+      FetchPixels(p.first, maps.x, x_at, of_tile * 64);
     } else {
 #pragma unroll 1
       for (int box = 0; box < p.first.k_boxes; ++box) {
@@ -237,8 +328,7 @@ struct Chain {
         if (!IsOwn(box)) {
           if (z_own > 0) ArriveExpecting(full, kChainBoxBytes);
         } else if (adds) {
-          ArriveExpecting(full, kChainBoxBytes);
-          CodesCopy(y_at + box * kChainBoxBytes, maps.residual, box * kChainBox, of_tile * 64, full);
+          FetchResiduals(box, of_tile, full);
         }
       }
     }
@@ -282,7 +372,8 @@ struct Chain {
   __device__ __forceinline__ void SetUp() const {
     if (threadIdx.x == 0) {
       MakeBarriers();
-      ArriveExpecting(weights_full, y_k_tiles * bytes1);
+      ArriveExpecting(weights_full, y_k_tiles * bytes1 + (kWindows ? front.k_tiles * bytes_front : 0));
+      if (kWindows) FetchWeights(front, 0, bytes_front, weights_front, weights_full);
       if (kMakesResiduals) FetchWeights(p.residuals, y_first, bytes1, weights0, weights_full);
       FetchWeights(p.first, y_first, bytes1, weights1, weights_full);
       if (z_own > 0) {
@@ -293,6 +384,7 @@ struct Chain {
     FetchConstants(p.first, y_first, states);
     FetchConstants(p.second, z_first, z_states);
     if (kMakesResiduals) FetchConstants(p.residuals, y_first, residual_states);
+    if (kWindows) FetchConstants(front, 0, front_states);
     CommitCopies();
     __syncwarp();
     if constexpr (kCluster) ClusterArrive();
@@ -322,6 +414,26 @@ struct Chain {
     SyncThreads<kWarpgroup>(1 + group);
   }
 
+  // A box of what windows make.
+  __device__ __forceinline__ void MakeX(int box) const {
+    int sums[kChainBox / 2];
+    BeginWithBias(front_states[box], mine.column, sums);
+    MultiplyWindows<kXSigned>(p.windows, patch, weights_front + box * kTileBytes, bytes_front, sums);
+    // The former tile's z, which this warpgroup made where the codes come, has been read.
+    if (stores) WaitForStoresToRead<0>();
+    SyncThreads<kWarpgroup>(1 + group);
+    FinishBox<kSecond, false>(front.epilogue, front_states[box], sums, mine.column, mine.swizzle,
+                              Words(made_boxes + box * kChainBoxBytes));
+    Publish();
+  }
+  __device__ __forceinline__ void MakeXOfTile() const {
+#pragma unroll 1
+    for (int box = member; box < front.n_boxes; box += p.team_groups) MakeX(box);
+    SyncTeam();
+    if (!kMakesResiduals && fetches && member == 0 && !IsLast()) FetchX(tile + step);
+    __syncwarp();
+  }
+
   // Box i of those that this block makes.
   __device__ __forceinline__ void MakeY(int i) const {
     const int box = y_first + i;
@@ -343,7 +455,7 @@ struct Chain {
     }
     Publish();
     const uint32_t from = y_at + box * kChainBoxBytes;
-    if (stores) StoreCodes(maps.y, box * kChainBox, tile * 64, from);
+    if (stores) StoreBox(maps.y, box, from);
     if (kCluster && sends) {
 #pragma unroll 1
       for (int to = 0; to < readers; ++to) {
@@ -361,7 +473,7 @@ struct Chain {
     FinishBox<kSecond, false>(p.second.epilogue, z_states[i], sums, mine.column, mine.swizzle,
                               Words(z_boxes + i * kChainBoxBytes));
     Publish();
-    if (stores) StoreCodes(maps.z, (z_first + i) * kChainBox, tile * 64, z_at + i * kChainBoxBytes);
+    if (stores) StoreBox(maps.z, z_first + i, z_at + i * kChainBoxBytes);
   }
 
   // Nobody of the team reads this block's y any more: it may be overwritten.
@@ -382,6 +494,7 @@ struct Chain {
   __device__ __forceinline__ void MakeTile() const {
     WaitBarrier(weights_full, 0);
     WaitBarrier(x_full, parity);
+    if constexpr (kWindows) MakeXOfTile();
 #pragma unroll 1
     for (int i = member; i < p.first.own_boxes; i += p.team_groups) MakeY(i);
     // What was stored before the last of these, the former tile's z, has been read.
@@ -389,7 +502,7 @@ struct Chain {
     SyncTeam();
     if (IsLast()) {
       LetSuccessorsStart();
-    } else if (fetches && member == 0) {
+    } else if ((!kWindows || kMakesResiduals) && fetches && member == 0) {
       FetchX(tile + step);
     }
     __syncwarp();
@@ -413,39 +526,58 @@ struct Chain {
 };
 #endif
 
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kWindows, bool kMakesResiduals, Finish kFinish,
+          Finish kSecond>
 __global__ void __launch_bounds__(kMaxChainGroups * 128, 1)
     ConvChain(const __grid_constant__ ChainParams p, const __grid_constant__ ChainMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = Chain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish, kSecond>;
+  using Pipeline = Chain<kXSigned, kYSigned, kCluster, kWindows, kMakesResiduals, kFinish, kSecond>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{p, maps, fixed, SharedTiles(unaligned)});
 #endif
 }
 
-template <bool kXSigned, bool kYSigned, bool kCluster, bool kMakesResiduals, Finish kFinish, Finish kSecond>
+// What windows read, in boxes of a line of a patch and kChainBox channels.
+cudaError_t EncodeLines(const ChainWindows& windows, CUtensorMap* map) {
+  const auto wide = [](int v) { return static_cast<cuuint64_t>(v); };
+  const WindowParams& image = windows.image;
+  const cuuint64_t channels = wide(windows.product.k_boxes) * kChainBox;
+  const cuuint64_t sizes[] = {channels, wide(image.in_w), wide(image.in_h), wide(windows.images)};
+  const cuuint64_t strides[] = {channels, channels * wide(image.in_w),
+                                channels * wide(image.in_w) * wide(image.in_h)};
+  const cuuint32_t box[] = {kChainBox, static_cast<cuuint32_t>(windows.pitch), 1, 1};
+  return EncodeBoxes(map, windows.product.x, sizes, strides, box);
+}
+
+template <bool kXSigned, bool kYSigned, bool kCluster, bool kWindows, bool kMakesResiduals, Finish kFinish,
+          Finish kSecond>
 cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
   cudaError_t error = cudaSuccess;
   ChainMaps maps;
   const auto encode = [&](const void* codes, int channels, CUtensorMap* map) {
-    return EncodeCodes<kChainBox>(codes, p.m, channels, map);
+    if constexpr (!kWindows) return EncodeCodes<kChainBox>(codes, p.m, channels, map);
+    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(channels), static_cast<cuuint64_t>(p.m)};
+    const cuuint32_t box[] = {kChainBox, static_cast<cuuint32_t>(p.windows.columns)};
+    return EncodeBoxes(map, codes, sizes, sizes, box);
   };
   const auto encode_pixels = [&](const ChainProduct& product, CUtensorMap* map) {
-    return EncodePixels<kChainBox>(product.x, p.m, product.pixels, 64, map);
+    return EncodePixels<kChainBox>(product.x, p.m, product.pixels, kWindows ? p.windows.columns : 64, map);
   };
   if constexpr (kMakesResiduals) {
     error = encode_pixels(p.first, &maps.x);
-    if (error == cudaSuccess) error = encode_pixels(p.residuals, &maps.residual);
+    if (error == cudaSuccess) {
+      error = kWindows ? EncodeLines(p.windows, &maps.residual) : encode_pixels(p.residuals, &maps.residual);
+    }
   } else {
-    error = encode(p.first.x, p.first.k, &maps.x);
+    error = kWindows ? EncodeLines(p.windows, &maps.x) : encode(p.first.x, p.first.k, &maps.x);
     if (error == cudaSuccess)
       error = encode(p.first.epilogue.has_residual ? p.residual : p.y, p.first.n, &maps.residual);
   }
   if (error == cudaSuccess) error = encode(p.y, p.first.n, &maps.y);
   if (error == cudaSuccess) error = encode(p.z, p.second.n, &maps.z);
   if (error != cudaSuccess) return error;
-  return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kMakesResiduals, kFinish, kSecond>>(
+  return LaunchKernel<ConvChain<kXSigned, kYSigned, kCluster, kWindows, kMakesResiduals, kFinish, kSecond>>(
       options,
       {Dim(p.clusters * p.ranks), p.teams * p.team_groups * kWarpgroup, p.shared_bytes, Dim(p.ranks)}, p,
       maps);
@@ -453,11 +585,17 @@ cudaError_t LaunchWith(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, bool kCluster, Finish kFinish, Finish kSecond>
 cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
+  const auto launch = [&]<bool kMakesResiduals>() {
+    if constexpr (!kCluster && kFinish != Finish::kIntegers) {
+      if (p.has_windows)
+        return LaunchWith<kXSigned, kYSigned, kCluster, true, kMakesResiduals, kFinish, kSecond>(p, options);
+    }
+    return LaunchWith<kXSigned, kYSigned, kCluster, false, kMakesResiduals, kFinish, kSecond>(p, options);
+  };
   if constexpr (kFinish != Finish::kFloatsFromZero && kFinish != Finish::kFloats) {
-    if (p.makes_residuals)
-      return LaunchWith<kXSigned, kYSigned, kCluster, true, kFinish, kSecond>(p, options);
+    if (p.makes_residuals) return launch.template operator()<true>();
   }
-  return LaunchWith<kXSigned, kYSigned, kCluster, false, kFinish, kSecond>(p, options);
+  return launch.template operator()<false>();
 }
 
 template <bool kXSigned, bool kYSigned, Finish kFinish, Finish kSecond = SecondOf(kFinish)>
@@ -475,6 +613,10 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
                     (!p.residuals.epilogue.on_lines || MayMakeBehindTail(first));
   if (p.teams * p.team_groups > kMaxChainGroups || p.first.n_boxes > kMaxChainBoxes ||
       p.team_groups > p.first.own_boxes || !fits || p.makes_residuals > p.first.epilogue.has_residual) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.has_windows && (p.ranks > 1 || p.windows.steps > kMaxWindowSteps ||
+                        !FitsWindows(p.windows.product.epilogue, {first, second}))) {
     return cudaErrorInvalidValue;
   }
   return WithFinish<false>(first, p.x_signed || p.y_signed, [&]<bool kSigned, Finish kFinish>() {

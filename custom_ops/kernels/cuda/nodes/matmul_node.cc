@@ -577,6 +577,18 @@ std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const Tens
   return ConvChain{made->conv, read->conv, made->shape, made->residuals, made->residuals_shape};
 }
 
+std::optional<ConvChain> FindChain(const PackedNode& windows, std::span<const TensorShape> windows_fed,
+                                   const PackedNode& first, std::span<const TensorShape> first_fed,
+                                   const PackedNode& second, std::span<const TensorShape> second_fed) {
+  const std::optional<ChainLink> made = windows.Link(windows_fed);
+  std::optional<ConvChain> chain = FindChain(first, first_fed, second, second_fed);
+  if (!made || !chain || made->residuals != nullptr || made->shape.OutPixels() != chain->shape.OutPixels())
+    return std::nullopt;
+  chain->windows = made->conv;
+  chain->windows_shape = made->shape;
+  return chain;
+}
+
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {
   const size_t grids = quantize.grids.size();
   return !conv.layout.is_gemm && conv.layout.spatial == 2 && FitsPixels(conv.conv) &&

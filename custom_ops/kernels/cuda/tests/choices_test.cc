@@ -48,7 +48,7 @@ struct Layer {
 
 // What follows each other in a network: one layer; two, the first of which makes the residuals of the second;
 // two, the second of which reads the first; these three.
-enum class Site : uint8_t { kOne, kResidualPair, kChain, kChainBehindPair, kAffine };
+enum class Site : uint8_t { kOne, kResidualPair, kChain, kChainBehindPair, kChainBehindWindows, kAffine };
 
 struct Place {
   Site site;
@@ -73,6 +73,8 @@ Network ResNet50() {
       net.push_back({Site::kOne, {{mid, size, mid, 3, stride}}});
       net.push_back({Site::kOne, {expand}});
       net.push_back({Site::kChain, {expand, next}});
+      if (stride == 1 && block > 0)
+        net.push_back({Site::kChainBehindWindows, {{mid, size, mid, 3}, expand, next}});
       if (block == 0) {
         Layer adds = shortcut, made = expand;
         adds.residual = true;
@@ -208,10 +210,13 @@ std::string ChoiceOf(const Place& place, const std::vector<Conv>& convs, int64_t
     case Site::kResidualPair:
       return ResidualPairConfigs({convs[0], convs[1]}, {shapes[0], shapes[1]}).front().Text();
     case Site::kChain:
-    case Site::kChainBehindPair: {
-      const bool behind = place.site == Site::kChainBehindPair;
-      const ConvChain chain = behind ? ConvChain{convs[1], convs[2], shapes[1], convs[0], shapes[0]}
-                                     : ConvChain{convs[0], convs[1], shapes[0], nullptr};
+    case Site::kChainBehindPair:
+    case Site::kChainBehindWindows: {
+      const ConvChain chain =
+          place.site == Site::kChain ? ConvChain{convs[0], convs[1], shapes[0], nullptr}
+          : place.site == Site::kChainBehindPair
+              ? ConvChain{convs[1], convs[2], shapes[1], convs[0], shapes[0]}
+              : ConvChain{convs[1], convs[2], shapes[1], nullptr, {}, convs[0], shapes[0]};
       const std::vector<ChainConfig> configs = CandidateChains(chain);
       if (configs.empty()) return "none";
       return configs.front().Text() + (ChainPays(chain) ? "" : "?");
@@ -238,7 +243,8 @@ std::string Choices() {
       std::vector<Conv> convs;
       for (const Layer& layer : place.layers) line += (line.empty() ? "" : " + ") + layer.Text();
       if (place.site == Site::kAffine) line = "normalized: " + line;
-      if (place.site == Site::kChain || place.site == Site::kChainBehindPair) line = "in turn: " + line;
+      if (place.site != Site::kOne && place.site != Site::kResidualPair && place.site != Site::kAffine)
+        line = "in turn: " + line;
       if (!seen.insert(line).second) continue;
       for (const Layer& layer : place.layers) convs.push_back(PackConv(SpecOf(layer), device));
       line += ":";

@@ -102,10 +102,10 @@ struct GatedCase {
   const LookupNode* Table() const { return lookup ? &*lookup : nullptr; }
 };
 
-// Two in a row; the residuals of the first may be made by a third one.
+// Two in a row; the residuals of the first may be made by a third one, or its input by one with windows.
 struct Chain {
   Node first, second;
-  std::optional<Node> residuals;
+  std::optional<Node> residuals, windows = std::nullopt;
 };
 
 class Generator : public cuda::Draws {
@@ -471,6 +471,53 @@ class Generator : public cuda::Draws {
     return nodes;
   }
 
+  // A bottleneck: windows in front of two 1x1 convolutions.
+  Chain MakeBottleneck(const cuda::Device& device) {
+    using enum cuda::Finish;
+    Chain chain;
+    Node& windows = chain.windows.emplace();
+    windows.kind = "bottleneck";
+    windows.shape = {Int(1, 3), 1, 1, Int(1, 24), Of({Int(1, 64), Int(1, 20), int64_t{14}, int64_t{96}})};
+    ConvGeometry g;
+    g.kernel_h = Of({1, 3, 3, 3, 5});
+    g.kernel_w = Of({1, 3, 3, 3, 2});
+    if (g.kernel_h * g.kernel_w == 1) g.kernel_w = 3;
+    g.dilation_h = Int(1, 2);
+    g.dilation_w = Int(1, 2);
+    const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
+    g.pad_top = Int(0, reach_h);
+    g.pad_bottom = Int(0, reach_h - g.pad_top);
+    g.pad_left = Int(0, reach_w);
+    g.pad_right = Int(0, reach_w - g.pad_left);
+    windows.shape.in_h = std::max<int64_t>(1, windows.shape.out_h + reach_h - g.pad_top - g.pad_bottom);
+    windows.shape.in_w = std::max<int64_t>(1, windows.shape.out_w + reach_w - g.pad_left - g.pad_right);
+    windows.shape.out_h = windows.shape.in_h + g.pad_top + g.pad_bottom - reach_h;
+    windows.shape.out_w = windows.shape.in_w + g.pad_left + g.pad_right - reach_w;
+    const ConvShape& s = windows.shape;
+    const ConvShape behind = {s.batch, s.out_h, s.out_w, s.out_h, s.out_w};
+    const int64_t between = 16 * Int(1, 6), wide = 16 * Int(1, 14);
+    const auto [first, second] =
+        Of<std::pair<cuda::Finish, cuda::Finish>>({{kFloatsOnLine, kFloatsFromZero},
+                                                   {kFloatsInverse, kFloatsFromZero},
+                                                   {kFloatsFromZero, kFloatsFromZero},
+                                                   {kCappedOnLine, kCappedFromZero},
+                                                   {kWordsTailOnLine, kTail},
+                                                   {kFloatsAdding, kFloats}});
+    const cuda::Finish of_windows =
+        second == kFloats ? Of({kFloats, kFloatsFromZero, kCappedFromZero, kTail, kLackingTail}) : second;
+    windows.spec = Finishing(of_windows, s, 64 * Of({1, 1, 2}), between, device, false, false, g).spec;
+    chain.first = Finishing(first, behind, between, wide, device, false, false, ConvGeometry{});
+    chain.second = Finishing(second, behind, wide, 16 * Int(1, 8), device, false, false, ConvGeometry{});
+    if (!chain.first.spec.epilogue.has_residual || Coin()) return chain;
+    // Another reads what the windows make; the first one reads something else, maybe with a stride.
+    const bool is_multiplied = first == kFloatsOnLine || first == kFloatsInverse || first == kCappedOnLine;
+    chain.residuals = is_multiplied ? Making(behind, between, wide, device)
+                                    : Finishing(Coin() ? kFloatsFromZero : kFloats, behind, between, wide,
+                                                device, false, false, ConvGeometry{});
+    Stride(chain.first);
+    return chain;
+  }
+
   // A normalization, by channel or one for all, and a 1x1 convolution: few pixels and many channels, or the reverse.
   AffineConvCase MakeAffineConv() {
     AffineConvCase nodes;
@@ -562,9 +609,11 @@ class Generator : public cuda::Draws {
   }
 
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
-  // take. is_binary: as binary networks have it, so that windows have borders; is_signed: of inputs with signs.
+  // take, or those of `of`. is_binary: as binary networks have it, so that windows have borders; is_signed: of
+  // inputs with signs.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
-                 const cuda::Device& device, bool is_binary = false, bool is_signed = false) {
+                 const cuda::Device& device, bool is_binary = false, bool is_signed = false,
+                 const std::optional<ConvGeometry>& of = std::nullopt) {
     constexpr int kMostDraws = 100000;
     Node node;
     node.kind = "finish " + std::to_string(static_cast<int>(finish));
@@ -572,11 +621,12 @@ class Generator : public cuda::Draws {
     for (int draw = 0; draw < kMostDraws; ++draw) {
       node.spec = {};
       ConvGeometry& g = node.spec.geometry;
-      g.in_channels = in_channels;
-      g.out_channels = out_channels;
-      const bool has_windows = in_channels % 128 == 0;
+      const bool has_windows = of ? of->Taps() > 1 : in_channels % 128 == 0;
       g.kernel_h = g.kernel_w = has_windows ? 3 : 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = has_windows ? 1 : 0;
+      if (of) g = *of;
+      g.in_channels = in_channels;
+      g.out_channels = out_channels;
       Operands(node.spec);
       const bool may_be_signed = is_signed || finish == cuda::Finish::kIntegersInTail;
       const Encoding x = node.spec.x.encoding;
@@ -600,6 +650,20 @@ class Generator : public cuda::Draws {
       }
     }
     Fail("no node of ", kMostDraws, " has ", node.kind);
+  }
+
+  // What makes residuals for floats: it is multiplied alone, to any codes.
+  Node Making(const ConvShape& shape, int64_t in_channels, int64_t out_channels, const cuda::Device& device) {
+    const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+    const auto fits = [&](const Node& node) {
+      return cuda::AreWordsMultiplied(cuda::PackedConv(node.spec, device, {}).Params(shape, config).epilogue);
+    };
+    Node node;
+    do {
+      node = Finishing(cuda::Finish::kFloats, shape, in_channels, out_channels, device, false, false,
+                       ConvGeometry{});
+    } while (!fits(node));
+    return node;
   }
 
  private:
@@ -1485,7 +1549,7 @@ bool TestGated(const GatedCase& nodes, Generator& generator, const cuda::Device&
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
                std::map<std::string, Counts>& by, size_t most, const std::string& text) {
-  const auto& [first, second, maker] = nodes;
+  const auto& [first, second, maker, windows] = nodes;
   const ConvShape& s = first.shape;
   const auto x_count = [](const Node& node) {
     return node.shape.batch * node.shape.in_h * node.shape.in_w * node.spec.geometry.in_channels;
@@ -1498,27 +1562,40 @@ bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& dev
     chain.residuals = cuda::PackConv(maker->spec, device);
     chain.residuals_shape = maker->shape;
   }
+  if (windows) {
+    chain.windows = cuda::PackConv(windows->spec, device);
+    chain.windows_shape = windows->shape;
+  }
   std::vector<cuda::ChainConfig> configs = cuda::CandidateChains(chain);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
   configs.resize(std::min(configs.size(), most));
   if (configs.empty()) return true;
 
-  const std::vector<uint8_t> x = generator.Codes(first.spec.x, x_count(first));
+  // What windows make is read by what makes the residuals, or by the first.
+  const Node& reads = windows && !maker ? *windows : first;
+  const std::vector<uint8_t> x = generator.Codes(reads.spec.x, x_count(reads));
   std::vector<uint8_t> residual, made_of;
   Threads pool;
+  const auto run = [&](const Node& node, const std::vector<uint8_t>& codes, size_t bytes) {
+    std::vector<uint8_t> made(bytes);
+    ReferenceRows()[0].create(node.spec)->Run({node.shape, codes.data(), nullptr, made.data()}, pool);
+    return made;
+  };
+  const auto behind_windows = [&](const Node& node, const std::vector<uint8_t>& codes) {
+    return windows ? run(*windows, codes, static_cast<size_t>(x_count(node))) : codes;
+  };
   if (maker) {
-    made_of = generator.Codes(maker->spec.x, x_count(*maker));
-    residual.resize(y_bytes);
-    ReferenceRows()[0]
-        .create(maker->spec)
-        ->Run({maker->shape, made_of.data(), nullptr, residual.data()}, pool);
+    const Node& reads_for_it = windows ? *windows : *maker;
+    made_of = generator.Codes(reads_for_it.spec.x, x_count(reads_for_it));
+    residual = run(*maker, behind_windows(*maker, made_of), y_bytes);
   } else if (first.spec.epilogue.has_residual) {
     residual = generator.Codes({8, Encoding::kUnsigned}, static_cast<int64_t>(y_bytes));
   }
+  const std::vector<uint8_t> first_x = maker ? x : behind_windows(first, x);
   std::vector<uint8_t> y(y_bytes), z(z_bytes), found_y(y_bytes + guard), found_z(z_bytes + guard);
   ReferenceRows()[0]
       .create(first.spec)
-      ->Run({s, x.data(), residual.empty() ? nullptr : residual.data(), y.data()}, pool);
+      ->Run({s, first_x.data(), residual.empty() ? nullptr : residual.data(), y.data()}, pool);
   ReferenceRows()[0].create(second.spec)->Run({second.shape, y.data(), nullptr, z.data()}, pool);
 
   DeviceBuffer device_x(x.size()), device_r(y_bytes), device_y(y_bytes + guard), device_z(z_bytes + guard),
@@ -1552,7 +1629,8 @@ bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& dev
     Check(cudaMemcpy(found_y.data(), device_y.Get(), found_y.size(), cudaMemcpyDeviceToHost), "copy y");
     Check(cudaMemcpy(found_z.data(), device_z.Get(), found_z.size(), cudaMemcpyDeviceToHost), "copy z");
     const bool has_tail = maker && maker->spec.epilogue.kind == EpilogueKind::kTail;
-    Counts& counts = by[config.Text() + (maker ? " of a pair" : "") + (has_tail ? ", tails" : "")];
+    Counts& counts = by[config.Text() + (maker ? " of a pair" : "") + (windows ? " behind windows" : "") +
+                        (has_tail ? ", tails" : "")];
     ++counts.runs;
     const auto overrun = [](const std::vector<uint8_t>& found, size_t size) {
       return std::any_of(found.begin() + static_cast<int64_t>(size), found.end(),
@@ -1572,8 +1650,14 @@ bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& dev
                                            std::to_string(maker->spec.geometry.in_channels) + " channels"
                   : residual.empty() ? ""
                   : in_place         ? " residual in place"
-                                     : " residual")
-              << "\n";
+                                     : " residual");
+    if (windows) {
+      const ConvGeometry& g = windows->spec.geometry;
+      std::cout << " behind windows of " << g.kernel_h << "x" << g.kernel_w << ", dilations " << g.dilation_h
+                << " " << g.dilation_w << ", pads " << g.pad_top << " " << g.pad_left << ", " << g.in_channels
+                << " channels";
+    }
+    std::cout << "\n";
   }
   return equal;
 }
@@ -1710,18 +1794,7 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
     pair.shapes = {shape, shape};
     count(TestResidualPair(pair, generator, device, by, most, text));
   }
-  // What makes residuals for floats: it is multiplied alone, to any codes.
-  const auto making = [&](int64_t out) {
-    const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
-    const auto fits = [&](const Node& node) {
-      return cuda::AreWordsMultiplied(cuda::PackedConv(node.spec, device, {}).Params(shape, config).epilogue);
-    };
-    Node node;
-    do {
-      node = generator.Finishing(kFloats, shape, channels(), out, device);
-    } while (!fits(node));
-    return node;
-  };
+  const auto making = [&](int64_t out) { return generator.Making(shape, channels(), out, device); };
   for (const cuda::Finish finish : {kFloatsOnLine, kCappedOnLine}) {
     const int64_t out = channels();
     ResidualPairCase pair;
@@ -1784,6 +1857,9 @@ int main(int argc, char** argv) {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {
         if (!TestChain(generator.MakeChain(), generator, device, by, most, text)) ++wrong;
       }
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "bottleneck") && i < per_class; ++i, ++nodes) {
+      if (!TestChain(generator.MakeBottleneck(device), generator, device, by, most, text)) ++wrong;
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "affined") && i < per_class; ++i, ++nodes) {
       if (!TestAffineConv(generator.MakeAffineConv(), generator, device, by, most, text)) ++wrong;

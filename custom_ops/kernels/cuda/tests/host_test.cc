@@ -370,6 +370,75 @@ void TestChains() {
   Expect(!applies(first, floats), "an output that is no code");
 }
 
+// Windows of 3x3 in front of a chain, `size` that of all images.
+ConvSpec Windows(int64_t in, int64_t out) {
+  ConvSpec spec = Pointwise(in, out, false);
+  ConvGeometry& g = spec.geometry;
+  g.kernel_h = g.kernel_w = 3;
+  g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
+  spec.weights.assign(static_cast<size_t>(9 * in * out), 1);
+  return spec;
+}
+ConvChain Behind(const ConvSpec& windows, ConvChain chain, const Device& device) {
+  const ConvShape& s = chain.shape;
+  const ConvGeometry& g = windows.geometry;
+  chain.windows = std::make_shared<const PackedConv>(windows, device, std::span<const uint8_t>());
+  chain.windows_shape = {s.batch, s.out_h * g.stride_h, s.out_w * g.stride_w, s.out_h, s.out_w};
+  return chain;
+}
+
+void TestChainsBehindWindows() {
+  const ConvSpec first = Pointwise(64, 256, true), second = Pointwise(256, 64, false),
+                 residuals = Pointwise(64, 256, false);
+  for (const Device& device : Devices()) {
+    for (const bool is_pair : {false, true}) {
+      for (const int64_t batch : {1, 16, 128}) {
+        const ConvChain chain = Behind(Windows(64, 64),
+                                       is_pair ? ChainOfThree(residuals, first, second, batch, 56, device)
+                                               : ChainOf(first, second, batch, 56, device),
+                                       device);
+        const std::vector<ChainConfig> candidates = CandidateChains(chain);
+        Expect(candidates.empty() == (device.capability != 90), device.name + ": a bottleneck");
+        for (const ChainConfig& config : candidates) {
+          Expect(config.ranks == 1, "blocks share no tiles behind windows");
+          Expect(PlanConfig(*PlanChain(chain, config)) == config, "every candidate has a plan");
+        }
+        Expect(!ChainPays(chain) || !candidates.empty(), "what does not apply does not pay");
+      }
+    }
+  }
+  const Device& hopper = *std::find_if(Devices().begin(), Devices().end(),
+                                       [](const Device& device) { return device.capability == 90; });
+  const auto reason = [&](const ConvSpec& windows, const ConvSpec& behind, int64_t size = 56) {
+    return kChainKernel.refuse(Behind(windows, ChainOf(behind, second, 16, size, hopper), hopper), hopper);
+  };
+  const ConvSpec windows = Windows(64, 64);
+  for (const int64_t size : {1, 7, 28, 56, 64, 112, 300})
+    Expect(reason(windows, first, size).empty(), "images of " + std::to_string(size));
+  Expect(reason(windows, first, 67) == "rows that are no equal parts of 33 to 64 outputs", "a prime width");
+  ConvSpec other = windows;
+  other.geometry.stride_h = 2;
+  Expect(reason(other, first) == "windows with a stride", "a stride");
+  other = windows;
+  other.x_zero_point = 3;
+  Expect(reason(other, first) == "padding that is not 0", "what lies outside is no 0");
+  other = windows;
+  other.epilogue.has_residual = true;
+  Expect(!reason(other, first).empty(), "residuals of the windows");
+  Expect(reason(Windows(96, 64), first) == "windows of channels that are no multiple of 64", "channels");
+  Expect(reason(Windows(256, 64), first) == "windows of more than 32 steps along K", "many channels");
+  Expect(reason(Windows(64, 128), first) == "windows that do not fit the convolution behind them",
+         "channels that nobody reads");
+  ConvSpec is_signed = windows;
+  is_signed.x.encoding = Encoding::kSigned;
+  Expect(!reason(is_signed, first).empty(), "codes of two signs");
+  Expect(CandidateChains(
+             Behind(Windows(128, 128),
+                    ChainOf(Pointwise(128, 512, true), Pointwise(512, 128, false), 16, 28, hopper), hopper))
+             .empty(),
+         "weights that no block has room for");
+}
+
 void TestChainsOfThree() {
   const ConvSpec residuals = Pointwise(128, 512, false), first = Pointwise(256, 512, true, 2),
                  second = Pointwise(512, 128, false);
@@ -1196,6 +1265,7 @@ int main() {
   lowbit::cuda::TestAffineConvRanking();
   lowbit::cuda::TestChains();
   lowbit::cuda::TestChainsOfThree();
+  lowbit::cuda::TestChainsBehindWindows();
   lowbit::cuda::TestDivisions();
   lowbit::cuda::TestSums();
   lowbit::cuda::TestLines();
