@@ -15,7 +15,7 @@ inline int RoomForClusters(int cluster, int multiprocessors) {
   constexpr int kMeasured = 132;
   constexpr std::pair<int, int> kRooms[] = {{2, 132}, {3, 117}, {4, 120}, {6, 102}, {8, 120}, {12, 84}};
   constexpr int kRoomOfLargest = 112;
-  for (const auto [size, room] : kRooms) {
+  for (const auto& [size, room] : kRooms) {
     if (cluster <= size) return multiprocessors * room / kMeasured;
   }
   return multiprocessors * kRoomOfLargest / kMeasured;

@@ -617,8 +617,9 @@ void LaunchTile(const Run& run, NhwcParams p, const Device& device) {
   CUtensorMap map;
   run.Check(p.row_bytes > 0 ? EncodeFew(p, T::kM, &map)
                             : EncodePixels(static_cast<const uint8_t*>(p.x), p.m, p, T::kM, &map));
-  const LaunchShape shape{dim3(columns * BlocksFor(p.m, T::kM), 1, static_cast<unsigned>(p.slices)),
-                          T::kThreadsOf, SharedBytesOf<T>(p, p.slices), Dim(1, 1, p.slices)};
+  const dim3 grid(columns * BlocksFor(p.m, T::kM), 1, static_cast<unsigned>(p.slices));
+  const int bytes = SpreadBytes(SharedBytesOf<T>(p, p.slices), int64_t{grid.x} * grid.z, p.slices, device);
+  const LaunchShape shape{grid, T::kThreadsOf, bytes, Dim(1, 1, p.slices)};
   const bool has_plain = !p.makes_last || (p.limits.adds && !p.adds_last);
   run.Check(has_plain ? LaunchKernel<NhwcConv<T, true>>(run.queue, device, shape, p, map)
                       : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));

@@ -353,8 +353,11 @@ std::vector<float> TransformWeights(const WinogradParams& p, const std::vector<f
 }
 
 void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device) {
-  const LaunchShape shape{GridOf(p), kBlock, SharedBytes(p.in_cluster),
-                          Dim(1, 1, p.in_cluster ? p.slices : 1)};
+  const dim3 grid = GridOf(p);
+  const int cluster = p.in_cluster ? p.slices : 1;
+  const int bytes =
+      SpreadBytes(SharedBytes(p.in_cluster), int64_t{grid.x} * grid.y * grid.z, cluster, device);
+  const LaunchShape shape{grid, kBlock, bytes, Dim(1, 1, cluster)};
   run.Check(LaunchKernel<WinogradSquares>(run.queue, device, shape, p));
 }
 
