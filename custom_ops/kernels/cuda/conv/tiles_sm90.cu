@@ -185,7 +185,8 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       if (error != cudaSuccess) return error;
       const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
       return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-        if constexpr (kMayFinish<kFinish, kTileN> &&
+        constexpr bool kIsKept = kTileM <= kMostSplitRows || !kLeavesRegisters<kFinish>;
+        if constexpr (kIsKept && kMayFinish<kFinish, kTileN> &&
                       HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
           return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
               static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
@@ -195,18 +196,22 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
       });
     }
   }
-  return std::visit(
-      [&](auto producers) {
-        return WithGatheredFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-          if constexpr (kMayFinish<kFinish, kTileN> && HasInstance(kTileM * kTileN == 64 * 64)) {
-            return LaunchTiled<ConvWgmma<kTileM, kTileN, kSigned, producers, kFinish>>(
-                p, config, options, kTileM * 2 + producers);
-          } else {
-            return cudaErrorInvalidValue;
-          }
-        });
-      },
-      OneOf<0, kGatherers>(config.producers ? kGatherers : 0));
+  if constexpr (kTileM > kMostSplitRows) {
+    return cudaErrorInvalidValue;
+  } else {
+    return std::visit(
+        [&](auto producers) {
+          return WithGatheredFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
+            if constexpr (kMayFinish<kFinish, kTileN> && HasInstance(kTileM * kTileN == 64 * 64)) {
+              return LaunchTiled<ConvWgmma<kTileM, kTileN, kSigned, producers, kFinish>>(
+                  p, config, options, kTileM * 2 + producers);
+            } else {
+              return cudaErrorInvalidValue;
+            }
+          });
+        },
+        OneOf<0, kGatherers>(config.producers ? kGatherers : 0));
+  }
 }
 
 }  // namespace
@@ -220,6 +225,7 @@ cudaError_t LaunchWgmma(const GatherParams& p, const ConvConfig& config, const L
   if (is(128, 64)) return LaunchTile<128, 64>(p, config, options);
   if (is(128, 128)) return LaunchTile<128, 128>(p, config, options);
   if (is(128, 256)) return LaunchTile<128, 256>(p, config, options);
+  if (is(192, 128)) return LaunchTile<192, 128>(p, config, options);
   return cudaErrorInvalidValue;
 }
 
