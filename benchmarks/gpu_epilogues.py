@@ -29,6 +29,8 @@ WAYS = {
     "any_to_256_table": "the same and a table (SiLU, HardSwish behind codes)",
     "bias_hard_swish": "float bias, HardSwish",
     "bias_silu": "float bias, SiLU",
+    "integers_to_128": "Relu to 128 codes of sums that are integers (K split, or int8 pixels gathered)",
+    "integers_to_128_residual": "the same and a residual, on a line",
     "division": "a residual where nothing faster is exact: a division",
 }
 SOURCE = ROOT / "custom_ops/kernels/cuda/bench/epilogue_counts.cu"

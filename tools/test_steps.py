@@ -268,6 +268,7 @@ def cuda_build() -> Outcome:
     library = folder / "ep/cuda/liblowbit_cuda.so"
     # What of tests/gpu is quick, and has every form of steps that store, add and map.
     tested = "detector or bias_and_addition or binary_network or attention or excit or in_float or pictures"
+    tested += " or table_in_front or zero_points_of"
     on_emulated = ["tests/gpu/test_models.py", "-k", tested]
     emulated = ["LOWBIT_TUNE=off"]
     emulated += [f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]

@@ -12,9 +12,10 @@ namespace lowbit {
 
 inline constexpr int kPlaneChannels = 128, kPlaneWordBytes = kPlaneChannels / 8;
 
-// Planes in which a step reads the first tensor it is fed, and of those in which it makes its output; 0: a byte a code.
+// Planes in which a step reads the first tensor it is fed, in which it makes its output, and in which it reads the second
+// tensor it is fed, whose codes it adds; 0: a byte a code.
 struct TensorPlanes {
-  int x = 0, y = 0;
+  int x = 0, y = 0, added = 0;
   bool operator==(const TensorPlanes&) const = default;
 };
 

@@ -8,12 +8,16 @@ namespace lowbit::ort {
 
 class ContextThreadPool final : public ThreadPool {
  public:
-  explicit ContextThreadPool(const OrtKernelContext* context) : context_(context) {}
+  // Of so many threads; 0: not known, ONNX Runtime does not tell.
+  explicit ContextThreadPool(const OrtKernelContext* context, size_t threads = 0)
+      : context_(context), threads_(threads) {}
 
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override;
+  size_t Threads() const override { return threads_; }
 
  private:
   const OrtKernelContext* context_;
+  const size_t threads_;
 };
 
 }  // namespace lowbit::ort

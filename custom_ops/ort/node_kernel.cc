@@ -1,5 +1,6 @@
 #include "ort/node_kernel.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <string_view>
@@ -267,6 +268,7 @@ NodeKernel::NodeKernel(const OpSchema& schema, const OrtKernelInfo* info) {
     CheckOneOutput(info);
     Inputs inputs = ReadInputs(info, schema);
     OperatorOptions options = ReadOptions(info);
+    threads_ = static_cast<size_t>(std::max(options.threads, 0));
     Require(inputs.present[0], "input '", schema.inputs[0].name, "' is missing");
     options.x_shape = InputInfo(info, inputs.fed.empty() ? 0 : inputs.fed[0]).shape;
     NodeSpec spec = DecodeNode(schema, ReadAttributes(info, schema), inputs.constants, inputs.present);
@@ -311,7 +313,7 @@ void NodeKernel::Compute(OrtKernelContext* context) const {
   Check(Api().KernelContext_GetOutput(context, 0, shape.data(), shape.size(), &y));
   void* data = nullptr;
   Check(Api().GetTensorMutableData(y, &data));
-  ContextThreadPool pool(context);
+  ContextThreadPool pool(context, threads_);
   op_->Run(inputs, data, pool);
 }
 

@@ -23,6 +23,7 @@ class NodeKernel {
   std::string where_;        // "lowbit: node 'name' (Op): ", the beginning of every error
   std::vector<size_t> fed_;  // inputs read at every call; the others are constant or absent
   size_t input_count_;
+  size_t threads_ = 0;                           // of the session; 0: not known
   std::shared_ptr<SessionCodes> session_codes_;  // held for the nodes that are created later
   std::unique_ptr<Operator> op_;
 };

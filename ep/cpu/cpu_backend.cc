@@ -95,15 +95,18 @@ class CopyStep final : public Step {
 // Counts the loops that a pool shares out.
 class CountingPool final : public ThreadPool {
  public:
-  explicit CountingPool(ThreadPool& pool) : pool_(pool) {}
+  CountingPool(ThreadPool& pool, size_t threads) : pool_(pool), threads_(threads) {}
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override {
     loops_ += count > 1;
     pool_.ParallelFor(count, fn);
   }
+  double TaskCycles() const override { return pool_.TaskCycles(); }
+  size_t Threads() const override { return threads_; }
   size_t loops() const { return loops_; }
 
  private:
   ThreadPool& pool_;
+  const size_t threads_;
   size_t loops_ = 0;
 };
 
@@ -112,8 +115,9 @@ constexpr size_t kTeamLoops = 3;
 
 class CpuInstance final : public Instance {
  public:
-  // `threads` may be more than run it.
-  CpuInstance(const RegionPlan& plan, size_t threads) : threads_(threads), workspace_(plan.workspace_bytes) {
+  // `threads` run it; 0: not known, at most `most`.
+  CpuInstance(const RegionPlan& plan, size_t threads, size_t most)
+      : members_(threads == 0 ? most : threads), threads_(threads), workspace_(plan.workspace_bytes) {
     for (const PlannedStep& planned : plan.steps) AddStep(planned, plan);
   }
 
@@ -124,10 +128,12 @@ class CpuInstance final : public Instance {
     for (const Patch& patch : patched_outputs_) steps_[patch.step].y = externals[patch.external];
     InlineThreadPool inline_pool;
     ThreadPool& pool = context.pool != nullptr ? *context.pool : inline_pool;
-    if (threads_ > 1 && loops_ >= kTeamLoops) {
-      Team::Run(pool, threads_, [&](ThreadPool& team) { RunSteps(team, context.times); });
+    if (members_ > 1 && loops_ >= kTeamLoops) {
+      const size_t threads = threads_ == 0 ? most_seen_ : threads_;
+      most_seen_ = std::max(most_seen_, Team::Run(pool, members_, threads,
+                                                  [&](ThreadPool& team) { RunSteps(team, context.times); }));
     } else {
-      CountingPool counting(pool);
+      CountingPool counting(pool, threads_);
       RunSteps(counting, context.times);
       loops_ = counting.loops();
     }
@@ -175,8 +181,9 @@ class CpuInstance final : public Instance {
     steps_.push_back(std::move(step));
   }
 
-  const size_t threads_;
-  size_t loops_ = 0;  // of the last run without a team
+  const size_t members_, threads_;
+  size_t loops_ = 0;      // of the last run without a team
+  size_t most_seen_ = 0;  // members that came to a run
   AlignedBytes workspace_;
   std::vector<BoundStep> steps_;
   std::vector<Patch> patched_inputs_, patched_outputs_;
@@ -243,8 +250,8 @@ class CpuBackend final : public Backend {
   }
 
   std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
-    const size_t threads = options_.threads > 0 ? static_cast<size_t>(options_.threads) : processors_;
-    return std::make_unique<CpuInstance>(plan, threads);
+    const auto threads = static_cast<size_t>(std::max(options_.threads, 0));
+    return std::make_unique<CpuInstance>(plan, threads, processors_);
   }
   size_t Alignment() const override { return AlignedBytes::kAlignment; }
   size_t MaxInstances() const override { return processors_; }

@@ -1,5 +1,9 @@
 #include "ep/cuda/cuda_backend.h"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -134,6 +138,17 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
+// How many processors this process may run on, which is fewer than the machine has where it was told so (taskset,
+// containers).
+size_t UsableProcessors() {
+#ifdef __linux__
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<size_t>(std::max(CPU_COUNT(&set), 1));
+#endif
+  return std::max(std::thread::hardware_concurrency(), 1u);
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::shared_ptr<CudaDevice> device, const EpOptions& options)
@@ -221,10 +236,11 @@ class CudaBackend final : public Backend {
   }
 
   // Opening is theirs, whatever threads runs have: a ResNet-50 with tails in float takes 296 ms with eight and took 793 with
-  // one, on 16 cores beside an H100 (benchmarks/results/gpu_forms.md). More were not tried.
+  // one, on 16 cores beside an H100 (benchmarks/results/gpu_forms.md). More were not tried. ONNX Runtime tells no execution
+  // provider how many threads its session was given.
   size_t Creators() const override {
-    constexpr unsigned kMost = 8;
-    return std::clamp(std::thread::hardware_concurrency(), 1u, kMost);
+    constexpr size_t kMost = 8;
+    return std::min(UsableProcessors(), kMost);
   }
 
   // What the fast kernels read and write at once.
@@ -254,6 +270,9 @@ class CudaBackend final : public Backend {
   int PlanesRead(const Step& step) const override {
     const bool may = !reference_ && !cuda::IsLeftOut(kPlanes);
     return may ? static_cast<const CudaStep&>(step).Node().PlanesRead() : 0;
+  }
+  bool AddsPlanes(const Step& step, int planes) const override {
+    return static_cast<const CudaStep&>(step).Node().AddsPlanes(planes);
   }
   bool KeepsPlanes(const Step& step) const override {
     return static_cast<const CudaStep&>(step).Node().KeepsPlanes();
@@ -326,8 +345,8 @@ class CudaBackend final : public Backend {
   }
 
   void Tune(RegionPlan& plan) override { tuner_->TuneTogether(plan); }
-  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) override {
-    tuner_->ChooseLayout(plan, make_other);
+  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make) override {
+    tuner_->ChooseLayout(plan, make);
   }
   size_t Alignment() const override { return 256; }
   size_t MaxInstances() const override { return kMaxInstances; }

@@ -153,6 +153,20 @@ std::unique_ptr<cuda::PackedNode> PackMappedSum(Specs specs, const cuda::Device&
                             kTableFirst, device, tuner.ChooserFor(conv.conv, kMappedSumKey), packed);
 }
 
+// ---- table + addition
+
+template <bool kTableFirst>
+bool FitsMappedAdd(Specs specs, const cuda::Device&) {
+  return cuda::FusesMapped(std::get<LookupNode>(specs[0]), std::get<BinaryNode>(specs[1]), kTableFirst);
+}
+
+template <bool kTableFirst>
+std::unique_ptr<cuda::PackedNode> PackMappedAdd(Specs specs, const cuda::Device& device, Tuner&,
+                                                std::span<const uint8_t>) {
+  return cuda::PackMapped(std::get<LookupNode>(specs[0]), std::get<BinaryNode>(specs[1]), kTableFirst,
+                          device);
+}
+
 // ---- quantize + convolution
 
 bool FitsQuantized(Specs specs, const cuda::Device& device) {
@@ -224,6 +238,8 @@ constexpr PatternNode kMappedGemm[] = {{Part::kGemm}, {Part::kLookup}};
 constexpr PatternNode kMappedSum[] = {{Part::kConv}, {Part::kLookup}, {Part::kBinary}};
 constexpr PatternNode kMappedSumSecond[] = {
     {Part::kConv}, {Part::kLookup}, {Part::kBinary, Reads::kResidual}};
+constexpr PatternNode kMappedAdd[] = {{Part::kLookup}, {Part::kAdd}};
+constexpr PatternNode kMappedAddSecond[] = {{Part::kLookup}, {Part::kAdd, Reads::kResidual}};
 constexpr PatternNode kQuantizedMapped[] = {{Part::kQuantize}, {Part::kConv}, {Part::kLookup}};
 constexpr PatternNode kPooled[] = {{Part::kQuantize}, {Part::kConv}, {Part::kMaxPool}};
 constexpr PatternNode kDequantized[] = {{Part::kGemm}, {Part::kDequantize}};
@@ -249,6 +265,10 @@ constexpr Fusion kFusions[] = {
      kMappedSum, FitsMappedSum<true>, PackMappedSum<true>},
     {"mapped_sum_second", "the same, the table's codes the second operand", kMappedSumSecond,
      FitsMappedSum<false>, PackMappedSum<false>},
+    {"mapped_add", "a table of codes and the addition of what that has", kMappedAdd, FitsMappedAdd<true>,
+     PackMappedAdd<true>},
+    {"mapped_add_second", "the same, the table's codes the second operand", kMappedAddSecond,
+     FitsMappedAdd<false>, PackMappedAdd<false>},
     {"quantized_conv", "a network's first layer from float pixels", kQuantized, FitsQuantized, PackQuantized},
     {"quantized_mapped", "the same and the table of its codes", kQuantizedMapped, FitsQuantizedMapped,
      PackQuantized},

@@ -27,7 +27,7 @@ namespace {
 // In the place of a configuration of two steps in one launch: they run one after the other.
 constexpr const char* kApart = "apart";
 // How tensors of few bits lie between the steps of a region.
-constexpr const char *kInPlanes = "planes", *kInBytes = "bytes";
+constexpr const char *kInPlanes = "planes", *kInBytes = "bytes", *kInMostPlanes = "most planes";
 
 std::string DriverVersion() {
   std::ifstream file("/sys/module/nvidia/version");
@@ -601,24 +601,35 @@ void Tuner::TuneTogether(RegionPlan& plan) {
   }
 }
 
-void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) {
+void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make) {
   if (tuning_ == Tuning::kOff || reference_) return;
+  constexpr struct {
+    const char* name;
+    PlaneUse use;
+  } kLayouts[] = {
+      {kInPlanes, PlaneUse::kWhereFaster}, {kInBytes, PlaneUse::kNone}, {kInMostPlanes, PlaneUse::kWherever}};
   try {
     const std::string key = LayoutKey(plan);
-    std::optional<std::string> chosen =
-        Known(key, [](const std::string& each) { return each == kInPlanes || each == kInBytes; });
-    std::optional<RegionPlan> other;
+    std::optional<std::string> chosen = Known(key, [&](const std::string& each) {
+      return std::any_of(std::begin(kLayouts), std::end(kLayouts),
+                         [&](const auto& layout) { return each == layout.name; });
+    });
+    std::optional<RegionPlan> best;
     if (tuning_ == Tuning::kOn && !(chosen && IsFiled(key))) {
       if (!chosen) {
-        other = make_other();
-        const std::lock_guard lock(shared_.measuring);
-        const DeviceScope scope(device_->Ordinal());
-        const RegionTimer timer(plan, device_, use_graph_);
-        const double of_planes = timer.Microseconds(plan), of_bytes = timer.Microseconds(*other);
-        chosen = of_planes <= of_bytes ? kInPlanes : kInBytes;
+        double least = 0;
         TuneLog log;
-        log.Add("region", key, kInPlanes, of_planes);
-        log.Add("region", key, kInBytes, of_bytes);
+        for (const auto& [name, use] : kLayouts) {
+          RegionPlan trial = use == PlaneUse::kWhereFaster ? plan : make(use);
+          const std::lock_guard lock(shared_.measuring);
+          const DeviceScope scope(device_->Ordinal());
+          const double microseconds = RegionTimer(trial, device_, use_graph_).Microseconds(trial);
+          log.Add("region", key, name, microseconds);
+          if (chosen && microseconds >= least) continue;
+          chosen = name;
+          least = microseconds;
+          best = std::move(trial);
+        }
       }
       Keep(key, *chosen);
     }
@@ -627,7 +638,9 @@ void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& ma
       const std::lock_guard lock(mutex_);
       taken_[key] = *chosen;
     }
-    if (*chosen == kInBytes) plan = other ? std::move(*other) : make_other();
+    for (const auto& [name, use] : kLayouts) {
+      if (*chosen == name && use != PlaneUse::kWhereFaster) plan = best ? std::move(*best) : make(use);
+    }
   } catch (const std::exception& e) {
     Warn(std::string("lowbit: a region keeps its planes of bits unmeasured: ") + e.what());
   }

@@ -45,9 +45,9 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // this tuner measured for the first time, and whether two that follow each other go together. Does not
   // throw: what goes wrong is a warning.
   void TuneTogether(RegionPlan& plan);
-  // Makes `plan`, which has planes, the one without them that `make_other` makes, where that is known to be faster; both
-  // are measured where nothing is known. Does not throw.
-  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other);
+  // Makes `plan`, which has planes, one without them or with more that `make` makes, where that is known to be faster; all
+  // are measured once.
+  void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make);
 
   // The measured choices that were taken so far and those in the file that concern the nodes, a line each, and the same
   // text of a compiled model: compiling plans nothing, so that none is taken meanwhile. Nothing in the text is trusted:

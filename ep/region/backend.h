@@ -85,6 +85,10 @@ class Instance {
 // A constant on the device, alive as long as the pointer.
 using DeviceConstant = std::shared_ptr<const void>;
 
+// Which tensors lie in planes of bits (core/bit_planes.h), of those that may: none; where that is estimated to take no
+// longer; all that kernels can read and make so.
+enum class PlaneUse { kNone, kWhereFaster, kWherever };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -140,6 +144,11 @@ class Backend {
     (void)step;
     return 0;
   }
+  // Whether it may read the second tensor that it is fed, which it adds, in so many.
+  virtual bool AddsPlanes(const Step& step, int planes) const {
+    (void)step, (void)planes;
+    return false;
+  }
   // Whether it makes planes of planes, as many as there are.
   virtual bool KeepsPlanes(const Step& step) const {
     (void)step;
@@ -192,10 +201,10 @@ class Backend {
   // Called with a plan that was just made: may give its steps faster plans of the same nodes, which take no
   // more scratch memory, and other plans of those that PlanTogether put together, or none. Does not throw.
   virtual void Tune(RegionPlan& plan) { (void)plan; }
-  // Called with a tuned plan whose tensors lie in planes: becomes the one without planes that `make_other` makes, tuned,
-  // where that was measured to be faster. Does not throw.
-  virtual void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan()>& make_other) {
-    (void)plan, (void)make_other;
+  // Called with a tuned plan some of whose tensors lie in planes, where that is estimated to be faster: becomes another one
+  // that `make` makes, tuned, where that is known to be faster.
+  virtual void ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make) {
+    (void)plan, (void)make;
   }
   // Alignment of tensors inside a region, a power of 2.
   virtual size_t Alignment() const = 0;

@@ -48,13 +48,13 @@ class CompiledProgram final : public Program {
 
   std::shared_ptr<const RegionPlan> PlanFor(std::span<const TensorShape> inputs) override {
     return *plans_.Get(inputs, [&] {
-      const auto make = [&](bool may_have_planes) {
-        RegionPlan plan = MakePlan(region_, inputs, may_have_planes);
+      const auto make = [&](PlaneUse planes) {
+        RegionPlan plan = MakePlan(region_, inputs, planes);
         region_->backend->Tune(plan);
         return plan;
       };
-      RegionPlan made = make(true);
-      if (HasPlanes(made)) region_->backend->ChooseLayout(made, [&] { return make(false); });
+      RegionPlan made = make(PlaneUse::kWhereFaster);
+      if (HasPlanes(made)) region_->backend->ChooseLayout(made, make);
       auto plan = std::make_shared<const ReadyPlan>(std::move(made), *region_->backend);
       Print(*plan);
       return plan;

@@ -63,12 +63,12 @@ class Planner {
     }
   }
 
-  RegionPlan Make(bool may_have_planes) {
+  RegionPlan Make(PlaneUse planes) {
     PlaceGiven();
     InferShapes();
     PlaceOutputs();
     FindStores();
-    FindForms(may_have_planes);
+    FindForms(planes);
     AddSteps();
     AddCopies();
     PlaceWorkspace();
@@ -237,7 +237,7 @@ class Planner {
 
   // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
   // or are stored channel by channel.
-  void FindForms(bool may_have_planes) {
+  void FindForms(PlaneUse planes) {
     std::vector<bool> may(region_->values);
     std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -259,7 +259,7 @@ class Planner {
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       if (!stores_[i].moves.empty()) may[Root(region_->ops[i].fed[0])] = false;
     }
-    if (may_have_planes) planes_ = ChoosePlanes(*region_->backend, steps, std::move(may));
+    planes_ = ChoosePlanes(*region_->backend, steps, std::move(may), planes);
   }
 
   // How often steps that run read what lies there.
@@ -332,7 +332,10 @@ class Planner {
       const CompiledRegion::Op& op = region_->ops[i];
       if (op.step == nullptr || is_moved_[i] || IsPiece(op.output) || IsEmpty(op.output)) continue;
       const bool has_stores = !stores_[i].moves.empty();
-      const TensorPlanes planes{op.fed.empty() ? 0 : planes_[Root(op.fed[0])], planes_[Root(op.output)]};
+      const auto planes_fed = [&](size_t which) {
+        return op.fed.size() > which ? planes_[Root(op.fed[which])] : 0;
+      };
+      const TensorPlanes planes{planes_fed(0), planes_[Root(op.output)], planes_fed(1)};
       const bool has_planes = planes != TensorPlanes{};
       std::vector<ValueId> fed = op.fed;
       if (TurnFed(op, fed)) before = before_last = nullptr;
@@ -544,8 +547,9 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
     return launcher.with_next->Text() + (launcher.together > 2 ? " with the next two" : " with the next");
   const std::vector<Location>& fed = steps[i].fed;
   const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
+  const bool adds_planes = fed.size() > 1 && fed[1].planes > 0;
   return steps[i].plan->Text() + (reads_planes ? ", reads planes" : "") +
-         (makes_planes ? ", makes planes" : "");
+         (adds_planes ? ", adds planes" : "") + (makes_planes ? ", makes planes" : "");
 }
 
 }  // namespace
@@ -560,8 +564,8 @@ size_t LauncherOf(std::span<const PlannedStep> steps, size_t i) {
 }
 
 RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
-                    bool may_have_planes) {
-  return Planner(std::move(region), inputs).Make(may_have_planes);
+                    PlaneUse planes) {
+  return Planner(std::move(region), inputs).Make(planes);
 }
 
 std::string RegionPlan::Text() const {

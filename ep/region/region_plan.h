@@ -55,8 +55,8 @@ struct CompiledRegion {
   size_t values = 0;
 };
 
-// may_have_planes: tensors lie in planes of bits where that is estimated to be faster. Throws Error, naming the node.
+// Throws Error, naming the node.
 RegionPlan MakePlan(std::shared_ptr<const CompiledRegion> region, std::span<const TensorShape> inputs,
-                    bool may_have_planes = true);
+                    PlaneUse planes = PlaneUse::kWhereFaster);
 
 }  // namespace lowbit::ep

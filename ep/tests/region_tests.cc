@@ -332,15 +332,18 @@ void TestStoredChannels() {
 class PlaneBackend final : public FakeBackend {
  public:
   std::map<const Step*, int> bits;
-  double of_planes = 0.5;  // the time of a tensor in planes, where one of bytes has 1
+  double of_planes = 0.5;       // the time of a tensor in planes, where one of bytes has 1
+  const Step* adder = nullptr;  // of two planes; where it reads bytes it adds none quickly
 
   int PlanesRead(const Step& step) const override { return bits.at(&step); }
   bool KeepsPlanes(const Step& step) const override { return bits.at(&step) == 0; }
   std::optional<double> Microseconds(const Step& step, std::span<const TensorShape>,
                                      const TensorPlanes& planes) const override {
     if (KeepsPlanes(step) && planes.x != planes.y) return std::nullopt;
-    return (planes.x > 0 ? of_planes : 1) + (planes.y > 0 ? of_planes : 1);
+    const double of_added = &step != adder ? 0 : planes.added == 0 ? 1 : planes.x > 0 ? of_planes : 4;
+    return (planes.x > 0 ? of_planes : 1) + (planes.y > 0 ? of_planes : 1) + of_added;
   }
+  bool AddsPlanes(const Step& step, int planes) const override { return &step == adder && planes == 2; }
 };
 
 // 0 -> a -> 1 -> pool -> 2 -> b -> 3 -> c -> 4
@@ -349,7 +352,7 @@ void TestPlanes() {
   const TensorShape shape{ElementType::kUInt8, {2, 3, 3, 64}};
   PlaneBackend backend;
   backend.bits = {{&a, 2}, {&pool, 0}, {&b, 2}, {&c, 1}};
-  const std::vector<bool> may = {false, true, true, true, false};
+  std::vector<bool> may = {false, true, true, true, false};
   std::vector<StepTensors> steps = {
       {&a, {shape}, {0}, 1}, {&pool, {shape}, {1}, 2}, {&b, {shape}, {2}, 3}, {&c, {shape}, {3}, 4}};
   const auto chosen = [&] { return ChoosePlanes(backend, steps, may); };
@@ -359,6 +362,12 @@ void TestPlanes() {
   backend.of_planes = 0.5;
   steps[3].reads.push_back(2);  // residuals
   Expect(chosen() == std::vector<int>{0, 0, 0, 1, 0}, "residuals and what is pooled into them are bytes");
+  backend.adder = &c;
+  Expect(chosen() == std::vector<int>{0, 2, 2, 1, 0}, "unless they are added as planes, beside others");
+  may[3] = false;
+  Expect(chosen() == std::vector<int>(5), "which are none");
+  may[3] = true;
+  backend.adder = nullptr;
   steps[3].reads = {2};
   Expect(chosen() == std::vector<int>(5), "readers of different bits, and a tensor without any");
 }
@@ -941,7 +950,7 @@ void TestTeam() {
       StdThreadPool pool(threads);
       size_t runs = 0;
       bool all_once = true;
-      Team::Run(pool, members, [&](ThreadPool& team) {
+      Team::Run(pool, members, threads % 3, [&](ThreadPool& team) {
         ++runs;
         for (size_t round = 0; round < 300 / kSparse; ++round) {
           // Each item of a loop reads what the loop before made.
@@ -960,12 +969,32 @@ void TestTeam() {
   }
 }
 
+// Whoever is held up in an item leaves the rest of its share to the others, the leader too.
+void TestSharesOfOthers() {
+  constexpr size_t kMembers = 4, kItems = 40;
+  StdThreadPool pool(kMembers);
+  for (size_t held = 0; held < kItems; held += kItems / kMembers) {
+    const size_t came = Team::Run(pool, kMembers, 0, [&](ThreadPool& team) {
+      std::atomic<size_t> done{0};
+      team.ParallelFor(kItems, [&](size_t i) {
+        while (i == held && done.load() != kItems - 1) std::this_thread::yield();
+        ++done;
+      });
+    });
+    Expect(came > 1 && came <= kMembers, "members are counted");
+  }
+  InlineThreadPool alone;
+  const size_t came =
+      Team::Run(alone, kMembers, 0, [&](ThreadPool& team) { team.ParallelFor(9, [](size_t) {}); });
+  Expect(came == 1, "who finds the region over does not count");
+}
+
 void TestFailuresInTeams() {
   StdThreadPool pool(3);
   std::atomic<size_t> called{0};
   const auto fails = [&](size_t count, size_t at) {
     return ErrorOf([&] {
-      Team::Run(pool, 4, [&](ThreadPool& team) {
+      Team::Run(pool, 4, 0, [&](ThreadPool& team) {
         team.ParallelFor(count, [&](size_t i) {
           ++called;
           Require(i != at, "item ", i);
@@ -983,7 +1012,7 @@ void TestFailuresInTeams() {
     }
   }
   Expect(fails(50, 50).empty(), "a failure leaves nothing behind");
-  Expect(ErrorOf([&] { Team::Run(pool, 4, [](ThreadPool&) { Require(false, "body"); }); }) == "body",
+  Expect(ErrorOf([&] { Team::Run(pool, 4, 0, [](ThreadPool&) { Require(false, "body"); }); }) == "body",
          "what a body throws ends the team");
 }
 
@@ -1583,6 +1612,7 @@ int main() {
   TestMemoryOfOtherShapes();
   TestConcurrentRuns();
   TestTeam();
+  TestSharesOfOthers();
   TestFailuresInTeams();
   TestRunsInTeams();
   TestCompiledModels();

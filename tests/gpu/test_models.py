@@ -398,6 +398,35 @@ def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
 
 
+def test_residuals_in_planes(tmp_path: Path) -> None:
+    """Blocks of three convolutions of codes of two bits, whose shortcuts are planes, too."""
+    graph = qonnx_graphs.QonnxGraph("shortcuts in planes", 7)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(value: str, scale: float, *, signed: int = 0) -> str:
+        quant = qonnx_graphs.Quant(np.float32(scale), 2, signed=signed)
+        return graph.quant(value if signed else graph.node("Relu", [value]), quant)
+
+    def layer(value: str, inputs: int, outputs: int, kernel: int = 1) -> str:
+        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
+        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4)
+
+    value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 192), 8)
+    for _ in range(3):
+        inner = quantized(layer(value, 192, 64), 192**0.5)
+        inner = quantized(layer(inner, 64, 64, 3), 576**0.5)
+        made = quantized(layer(inner, 64, 192), 8, signed=1)
+        value = quantized(graph.node("Add", [made, value]), 4)
+    graph.output(value, ["N", 192, None, None])
+    without = "chain,flat_bits,halo,windows,wgmma,mma,team,vector"
+    variables = {"LOWBIT_TUNE": "off", "LOWBIT_CUDA_WITHOUT": without}
+    plans = _plans_of(graph.proto(), ((1, 64, 8, 10), (3, 64, 9, 7)), 1, tmp_path, variables)
+    assert len(plans) == 2
+    for steps in plans:
+        assert len([step for step in steps if "adds planes" in step["kernel"]]) == 3, steps
+        assert len([step for step in steps if "plane" in step["to"]]) == 9, steps
+
+
 def test_products_in_planes(tmp_path: Path) -> None:
     """Weights and codes of two bits: products of few rows and many channels read and store planes.
 
@@ -625,6 +654,81 @@ def test_pictures_of_any_size() -> None:
     for height, width in [(9 + 7 * i, 60 - 2 * i) for i in range(20)] * 2:
         feeds = {"x": rng.integers(0, 256, (2, height, width, 3), dtype=np.uint8)}
         assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{height}x{width}")
+
+
+@pytest.mark.parametrize("mapped", [0, 1])
+def test_table_in_front_of_an_addition(
+    mapped: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two inputs, of which one becomes a function of its codes first."""
+    nodes: list[onnx.NodeProto] = []
+    constants = {"zero": np.uint8(0), "z": np.uint8(120), "x_s": np.float32(0.03), "g_s": np.float32(1 / 255)}
+    operands = [_pair(nodes, "a", "x_s", "z"), _pair(nodes, "b", "x_s", "z")]
+    nodes.append(onnx.helper.make_node("Sigmoid", [operands[mapped]], ["gate"]))
+    operands[mapped] = _pair(nodes, "gate", "g_s", "zero")
+    nodes.append(onnx.helper.make_node("Add", operands, ["sum"]))
+    _pair(nodes, "sum", "x_s", "z")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "mapped_sum",
+        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", 5, "H", 7]) for n in ("a", "b")],
+        [onnx.helper.make_tensor_value_info("sum_dq", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model, all_regions=True).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    rng = np.random.default_rng(3)
+    for shape in ((1, 5, 9, 7), (3, 5, 1, 7)):
+        feeds = {name: rng.normal(0, 2, shape).astype(np.float32) for name in ("a", "b")}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        assert "add_table" in kernels
+        assert not [kernel for kernel in kernels if "lookup" in kernel]
+
+
+def test_zero_points_of_weights(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of uint8 with a zero point each, as older files have them, run on the fast kernels."""
+    rng = np.random.default_rng(4)
+    nodes: list[onnx.NodeProto] = []
+    constants = {
+        "x_z": np.uint8(117),
+        "x_s": np.float32(0.03),
+        "w_s": np.float32(0.002),
+        "w_z": np.uint8(109),
+    }
+    x = "x"
+    for name, channels, out, kernel, group in (
+        ("one", 32, 48, 1, 1), ("deep", 48, 48, 3, 48), ("wide", 48, 48, 5, 48), ("all", 48, 64, 3, 1),
+        ("odd", 64, 10, 1, 1),
+    ):  # fmt: skip
+        constants[f"{name}_w"] = rng.integers(0, 256, (out, channels // group, kernel, kernel)).astype(
+            np.uint8
+        )
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{name}_w", "w_s", "w_z"], [f"{name}_d"]))
+        operands = [_pair(nodes, x, "x_s", "x_z"), f"{name}_d"]
+        pads = [kernel // 2] * 4
+        nodes.append(onnx.helper.make_node("Conv", operands, [name], pads=pads, group=group))
+        x = name
+    y = _pair(nodes, x, "x_s", "x_z")
+    graph = onnx.helper.make_graph(
+        nodes,
+        "unsigned_weights",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])],
+        [onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    converted = lowbit.convert(model).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    for shape in ((1, 32, 9, 7), (3, 32, 12, 5)):
+        feeds = {"x": rng.normal(0, 1.5, shape).astype(np.float32)}
+        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{shape}")
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        assert kernels.count("depthwise") == 2
+        assert "plain" not in kernels
 
 
 def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,23 @@
 #include <cstdint>
 
 #include "core/conv.h"
+#include "core/thread_pool.h"
 
 namespace lowbit {
 
 constexpr size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 constexpr size_t DivideUp(size_t value, size_t by) { return (value + by - 1) / by; }
 
-// Work of one task, about 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs
-// well below 1 us, and the layers of a small network take 10 to 20 us.
-inline constexpr double kTaskCycles = 8e3;
 // Panels are dealt out, or blocks cut finer than their memory requires, only where there would not even be
 // this many tasks: every block reads all weights. One for each processor, between 4 and 16: ResNet-50 on 16 threads of a
 // Xeon with AMX takes 0.87 of stock's time with 4 and 0.70 with 16, and on one thread 1 % longer; 32 win nothing.
 // (3 % of ResNet-50 on one thread where each layer was cut as finely as kTaskCycles allows.)
 size_t FewTasks();
+// The same for a pool that knows its threads: one is enough for one, and for two not much is lost if one is late.
+size_t FewTasks(const ThreadPool& pool);
 // How many of them a layer of so many cycles is worth.
 size_t WantedTasks(double cycles);
+size_t WantedTasks(double cycles, const ThreadPool& pool);
 
 // Blocks of pixels and panels of channels, dealt out evenly.
 struct TaskSplit {

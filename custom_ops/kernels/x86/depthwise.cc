@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "kernels/common/workspace.h"
 #include "kernels/x86/depthwise_block.h"
 
 namespace lowbit {
@@ -22,8 +23,8 @@ namespace {
 constexpr int64_t kMinChannels = 16;  // of the narrowest block
 constexpr int64_t kMaxTaps = 256;     // pointers on a task's stack
 constexpr int64_t kQuad = 4;
-// About 2 us at 4 GHz: handing a task to a spinning thread of ONNX Runtime's pool costs well below 1 us.
-constexpr double kCyclesPerTask = 8000;
+// To begin with a block of channels in a row: 7x7x960 takes three times as long for each output as 112x112x32 does.
+constexpr double kRowCycles = 300;
 
 // Three columns next to each other and at most three rows of one plane: the sliding kernels of a row.
 bool SlidesAlongRow(const ConvGeometry& g) {
@@ -86,8 +87,9 @@ class DepthwiseKernel final : public ConvKernel {
 
  private:
   void Pack(const ConvSpec& spec, DepthwiseProducts products, const std::vector<BlockPlan>& plan);
-  void RunRow(const ConvArgs& args, int64_t row) const;
-  void RunPixels(const ConvArgs& args, int64_t row) const;
+  // A row of outputs, of the blocks [first, end).
+  void RunRow(const ConvArgs& args, int64_t row, size_t first, size_t end) const;
+  void RunPixels(const ConvArgs& args, int64_t row, size_t first, size_t end) const;
 
   const ConvGeometry geometry_;
   EpilogueTables epilogue_;
@@ -201,20 +203,29 @@ double Cycles(const ConvGeometry& g, int64_t blocks, bool wide) {
 
 void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const ConvShape& s = args.shape;
-  const int64_t rows = s.OutPlanes() * s.out_h;
+  const size_t rows = static_cast<size_t>(s.OutPlanes() * s.out_h), blocks = blocks_.size();
   const double row_cycles =
-      static_cast<double>(s.out_w) * Cycles(geometry_, static_cast<int64_t>(blocks_.size()), false);
-  const int64_t grain =
-      std::max<int64_t>(1, static_cast<int64_t>(kCyclesPerTask / std::max(row_cycles, 1.0)));
-  const int64_t tasks = (rows + grain - 1) / grain;
+      static_cast<double>(blocks) * kRowCycles +
+      static_cast<double>(s.out_w) * Cycles(geometry_, static_cast<int64_t>(blocks), false);
+  // Rows are dealt out first, then channels of a row, unless the last two blocks write some of the same.
+  const bool apart = blocks < 2 || blocks_[blocks - 1].channel ==
+                                       blocks_[blocks - 2].channel + kernels_[blocks - 2]->channels;
+  const double row_tasks = row_cycles / pool.TaskCycles();
+  const TaskSplit split = {
+      rows, std::clamp(static_cast<size_t>(row_tasks * static_cast<double>(rows)), size_t{1}, rows), blocks,
+      std::clamp(static_cast<size_t>(row_tasks), size_t{1},
+                 apart ? std::min(blocks, DivideUp(FewTasks(pool), std::max<size_t>(rows, 1))) : 1)};
   const bool slides = SlidesAlongRow(geometry_);
-  pool.ParallelFor(static_cast<size_t>(tasks), [&](size_t task) {
-    const int64_t begin = static_cast<int64_t>(task) * grain, end = std::min(begin + grain, rows);
-    for (int64_t row = begin; row < end; ++row) slides ? RunRow(args, row) : RunPixels(args, row);
+  pool.ParallelFor(rows == 0 ? 0 : split.tasks(), [&](size_t task) {
+    const auto [first_row, end_row, first, end] = split[task];
+    for (size_t row = first_row; row < end_row; ++row) {
+      slides ? RunRow(args, static_cast<int64_t>(row), first, end)
+             : RunPixels(args, static_cast<int64_t>(row), first, end);
+    }
   });
 }
 
-void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row) const {
+void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row, size_t first, size_t end) const {
   const ConvShape& s = args.shape;
   const ConvGeometry& g = geometry_;
   const int64_t image = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
@@ -234,13 +245,13 @@ void DepthwiseKernel::RunRow(const ConvArgs& args, int64_t row) const {
   out.first_pixel = static_cast<size_t>(row * s.out_w);
   out.residual = static_cast<const uint8_t*>(args.residual);
   out.y = args.y;
-  for (size_t b = 0; b < blocks_.size(); ++b) {
+  for (size_t b = first; b < end; ++b) {
     for (int i = 0; i < 3; ++i) out.rows[i] = rows[i] + blocks_[b].channel;
     (g.stride_w == 1 ? kernels_[b]->row_stride1 : kernels_[b]->row_stride2)(blocks_[b], out);
   }
 }
 
-void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row) const {
+void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row, size_t first, size_t end) const {
   const ConvShape& s = args.shape;
   const ConvGeometry& g = geometry_;
   const int64_t plane = row / s.out_h, top = row % s.out_h * g.stride_h - g.pad_top;
@@ -274,7 +285,7 @@ void DepthwiseKernel::RunPixels(const ConvArgs& args, int64_t row) const {
         pointers[i] = inside ? x + ((iz * s.in_h + iy) * s.in_w + ix) * g.in_channels : pad_pixel_.data();
       }
     }
-    for (size_t b = 0; b < blocks_.size(); ++b) {
+    for (size_t b = first; b < end; ++b) {
       kernels_[b]->pixel(blocks_[b], pointers.data(), static_cast<size_t>(row * s.out_w + ox),
                          static_cast<const uint8_t*>(args.residual), args.y);
     }

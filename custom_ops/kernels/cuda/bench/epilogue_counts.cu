@@ -56,6 +56,8 @@ LOWBIT_WAY(bias_residual_once, kCappedInTail, e.in_tail = e.has_residual = true)
 LOWBIT_WAY(few_codes_residual, kWordsTailOnLine, e.on_lines = e.has_residual = true)
 LOWBIT_WAY(bias_hard_swish, kIntegersInTail, e.in_tail = true; e.function = TailFunction::kHardSwish)
 LOWBIT_WAY(bias_silu, kIntegersInTail, e.in_tail = true; e.function = TailFunction::kSilu)
+LOWBIT_WAY(integers_to_128, kIntegers, e.rounding = Rounding::kWords)
+LOWBIT_WAY(integers_to_128_residual, kIntegers, e.has_residual = true; e.addition = Addition::kOnLine)
 LOWBIT_WAY(division, kIntegers, e.has_residual = true; e.addition = Addition::kAny)
 
 }  // namespace lowbit::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/weight_rows.h"
 
@@ -141,7 +142,7 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
   for (size_t i = first; i < out.size(); ++i) out[i].packs = Packs(problem);
 }
 
-// Fitted to 139 times on an H100, 7 % off in the mean.
+// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 240 of ResNet-50's layers at batch 16.
 double Microseconds(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const HaloLine line = LineOf(problem);
@@ -151,7 +152,6 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
   const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
-  // What planes save was not measured.
   const bool of_planes = problem.planes.x > 0;
   const double slabs = of_planes ? 1 : line.slabs,
                patch = of_planes ? static_cast<double>(problem.x.bits * Words(problem.geometry) *
@@ -160,8 +160,15 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n) + 0.022 * patch);
-  const double rounds =
-      static_cast<double>(CeilDiv(each, patch_tiles)) * (2400 + 550.0 * slabs + cut + products * tiles);
+  // By a warpgroup's 64 x 64 outputs, which others of the multiprocessor delay. Planes are added to planes at once, bytes
+  // pass through shared memory.
+  const double units = tiles * tile_n / 64, x_bits = problem.x.bits;
+  const double unit = problem.planes.added > 0 ? 200 * (x_bits - 1)
+                      : problem.planes.y > 0   ? 940 * x_bits
+                                               : 340 * x_bits;
+  const double of_residuals = problem.residual ? units * unit : 0;
+  const double latency = of_planes ? 1450 + 230 * at_once * units + of_residuals : 2400 + 550.0 * slabs + cut;
+  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (latency + products * tiles);
   const double work =
       at_once * static_cast<double>(each) * (cut + products + (problem.residual ? 1.72 * tile_n : 0));
   const double estimate =
@@ -179,6 +186,42 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   return std::max(estimate, floor) + packing;
 }
 
+// Whether sums become codes whose planes are found from bits (BitsParams::combines), and how: for each code and residual
+// what the contract has for them, then each product's part from what those of fewer bits leave.
+void FindProducts(BitsParams& p) {
+  const EpilogueParams& e = p.epilogue;
+  const int codes = 1 << p.x_bits;
+  constexpr float kMagic = 12582912;  // in what lines are added to, as are codes less the zero point
+  const int lowest = static_cast<int>(e.line_base - kMagic), highest = static_cast<int>(e.line_top - kMagic);
+  p.combines = p.added_planes > 0 && p.added_planes <= p.x_bits && e.plane_count > 0 &&
+               e.plane_count <= p.x_bits && e.on_lines && !e.lacks_lines && !e.is_capped &&
+               highest - lowest < codes && e.border == nullptr;
+  if (!p.combines) return;
+  Epilogue adding;
+  adding.inner_scale = e.inner_scale;
+  adding.residual_scale = e.residual_scale;
+  adding.residual_zero_point = e.residual_zero_point;
+  adding.y_scale = e.y_scale;
+  adding.y_zero_point = e.y_zero_point;
+  adding.y_lo = e.y_lo;
+  adding.y_hi = e.y_hi;
+  for (int plane = 0; plane < e.plane_count; ++plane) {
+    bool has[kBitProducts] = {};
+    for (int code = lowest; code <= highest; ++code) {
+      for (int residual = 0; residual < 1 << p.added_planes; ++residual) {
+        has[(code & (codes - 1)) + 4 * residual] =
+            (AddResidualCode(adding, code, residual) >> plane & 1) != 0;
+      }
+    }
+    for (int bit = 1; bit < kBitProducts; bit *= 2) {
+      for (int i = 0; i < kBitProducts; ++i) {
+        if ((i & bit) != 0) has[i] = has[i] != has[i - bit];
+      }
+    }
+    for (int i = 0; i < kBitProducts; ++i) p.products[plane][i] = has[i] ? ~0u : 0u;
+  }
+}
+
 ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const ConvGeometry& g = problem.geometry;
@@ -192,6 +235,7 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
   bits.words = static_cast<int>(Words(g));
   bits.places = static_cast<int>(Places(line, config));
   bits.slots = Slots(problem, config);
+  bits.added_planes = problem.planes.added;
   const ConvShape& s = problem.shape;
   bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
   if (problem.planes.x > 0 && problem.IsFlat()) {  // an image of rows of `pitch` pixels
@@ -216,6 +260,7 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
   return LauncherOf(bits, config,
                     [ones = OnesOffset(g)](BitsParams p, const ConvConfig& of, const LaunchOptions& options) {
                       p.ones = p.weights + ones;
+                      FindProducts(p);
                       return LaunchBits(p, of, options);
                     });
 }
@@ -232,6 +277,6 @@ const ConvRow kBitsRow = {
      .microseconds = Microseconds,
      .launcher = Launcher,
      .weights = &kBitWeights,
-     .traits = {.takes_floats = true, .reads_planes = true, .stores_planes = true}}};
+     .traits = {.takes_floats = true, .reads_planes = true, .adds_planes = true, .stores_planes = true}}};
 
 }  // namespace lowbit::cuda

@@ -21,6 +21,9 @@ inline constexpr int kBitWord = kPlaneChannels, kBitWordBytes = kPlaneWordBytes;
 // channels': they count a pixel's own bits.
 inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
 
+// Of a code of two bits with a residual of two.
+inline constexpr int kBitProducts = 16;
+
 // Slabs of bytes on their way to planes, or patches that come as planes.
 inline constexpr int kMaxBitSlots = 4;
 
@@ -43,6 +46,12 @@ struct BitsParams : HaloParams {
   int pixels = 0;                 // of the input, the last row of which may have fewer than in_w
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
+  int added_planes = 0;  // of residuals; 0: a byte each
+  // Codes are made of the bits of a first code, less its zero point, and of a residual: each plane is the exclusive or of
+  // those products of bits whose word here has all bits. Bit i of a product's number: the code's bit i has part in it, that
+  // of the residual those from 2 on. Where not, residuals are added as numbers.
+  bool combines = false;
+  uint32_t products[kMostPlanes][kBitProducts] = {};
 };
 
 // Bytes of codes to planes of bits.

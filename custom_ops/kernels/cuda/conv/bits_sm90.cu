@@ -27,18 +27,25 @@ __device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int 
 template <int kTileN, int kBits, Finish kFinish>
 struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
   using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
-  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::tile,
-      Patches::tiles, Patches::weights;
+  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::row,
+      Patches::tile, Patches::tiles, Patches::weights;
   static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
                        kStepBytes = BitStepBytes(kTileN);
   // Of each plane of codes; behind a thread's sums of channels those of rows of ones.
   using Counts = int[kBits][kSums + kOnesRows / 2];
+  // Of a tile, where it has no whole one half of a word.
+  static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
+                       kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
+  static constexpr bool kMayAdd = kFinish == Finish::kPlanesAdding || kFinish == Finish::kFloatsAdding ||
+                                  kFinish == Finish::kWordsTailOnLine;
 
   const BitsParams& bits;
   const Barriers full = this->patch_barriers, empty = {full(kMaxBitSlots)};
   // Of a plane of a patch, and where planes begin, behind all slots of bytes.
   const int word_bytes = bits.places * kBitWordBytes, bit_plane_bytes = bits.words * word_bytes,
             all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
+  // A thread's parts of residuals that come as planes, of its two rows.
+  unsigned added[2][kWords][kMostPlanes] = {};
 
   // What is fetched of the i-th step.
   __device__ __forceinline__ void FetchStep(int i, uint32_t target, uint32_t barrier) const {
@@ -56,14 +63,21 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
     int sums[kSums];
     // A thread's rows, eight apart.
-    const int of_codes[] = {SumOfBits(counts, kSums), SumOfBits(counts, kSums + 2)};
+    const int of_codes[] = {SumOfBits(counts, kSums) * bits.w_lowest,
+                            SumOfBits(counts, kSums + 2) * bits.w_lowest},
+              of_bit = 1 << bits.w_shift;
     BeginWithBias(fixed.state, column, sums);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      sums[j] += (SumOfBits(counts, j) << bits.w_shift) + of_codes[j / 2 % 2] * bits.w_lowest;
-    }
+    for (int j = 0; j < kSums; ++j) sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
     this->AddPadding(sums);
-    this->Finish(sums);
+    if constexpr (kFinish == Finish::kPlanesAdding) {
+      CombinePlanes(sums);
+    } else {
+      if constexpr (kMayAdd) {
+        if (bits.added_planes > 0) StageAdded();
+      }
+      this->Finish(sums);
+    }
   }
 
  private:
@@ -88,9 +102,132 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
       }
     }
     WgmmaCommit();
-    this->FetchAddends();
+    if (kMayAdd && bits.added_planes > 0) {
+      FetchAdded();
+    } else {
+      this->FetchAddends();
+    }
     WgmmaWait<0>();
     Hold(counts);
+  }
+
+  // Where a thread has its part of a word of a plane of outputs, of the tile's row or the one eight below.
+  template <typename F>
+  __device__ __forceinline__ void ForEachPart(const F& f) const {
+    const PixelsOfPlaces pixels{bits, tile * 64};
+    const int words = (bits.n + kPlaneChannels - 1) / kPlaneChannels;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int pixel = pixels(row + 8 * i);
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        const int channel = at.n0 + word * kPlaneChannels;
+        if (pixel < 0 || channel >= bits.n) continue;
+        f(i, word, channel,
+          (static_cast<int64_t>(channel / kPlaneChannels) * bits.m + pixel) * kPlaneWordBytes + column,
+          static_cast<int64_t>(words) * bits.m * kPlaneWordBytes);
+      }
+    }
+  }
+
+  // Residuals that come as planes.
+  __device__ __forceinline__ void FetchAdded() {
+    if (patch + 1 >= this->patches) LetSuccessorsStart();
+    SyncThreads<kWarpgroup>(this->own.group + 1);  // the last tile's codes are out of the way
+    ForEachPart([&](int i, int word, int channel, int64_t from, int64_t next_plane) {
+#pragma unroll
+      for (int plane = 0; plane < kMostPlanes; ++plane) {
+        if (plane >= bits.added_planes) break;
+        const uint8_t* const part = static_cast<const uint8_t*>(bits.residual) + plane * next_plane + from;
+        if constexpr (kHalves == 2) {
+          added[i][word][plane] = *reinterpret_cast<const unsigned*>(part);
+        } else {
+          added[i][word][plane] = reinterpret_cast<const uint16_t*>(part)[channel % kPlaneChannels != 0];
+        }
+      }
+    });
+  }
+
+  // To bytes, where the thread will put codes in their place.
+  __device__ __forceinline__ void StageAdded() const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint8_t* const to = this->area + bits.staging_offset + (row + 8 * i) * Patches::kStride + column;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const unsigned codes =
+              CodesOfHalves(added[i][word][0] >> 16 * half, added[i][word][1] >> 16 * half);
+#pragma unroll
+          for (int four = 0; four < 4; ++four) {
+            *reinterpret_cast<unsigned*>(to + word * kPlaneChannels + half * (kPlaneChannels / 2) +
+                                         four * 16) = codes >> 2 * four & 0x03030303u;
+          }
+        }
+      }
+    }
+  }
+
+  // First codes of sums, cut into planes, and the residuals' planes to those of codes.
+  __device__ __forceinline__ void CombinePlanes(const int (&sums)[kSums]) const {
+    constexpr unsigned kMask = ((1u << kBits) - 1) * 0x01010101u;
+    const EpilogueParams& e = bits.epilogue;
+    unsigned codes[2][kWords][kHalves][4];
+    int four = 0;
+    ForEachFour<kTileN>(sums, row, column, [&](int, int first, const int4& top, const int4& bottom) {
+      const int4 both[] = {top, bottom};
+      float4 lines[2];
+      FirstCodes<First::kLines, true, true, LineProduct::kRounded>(e, both, fixed.state.Four(first), lines);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4& v = lines[i];
+        codes[i][four / 4 / kHalves][four / 4 % kHalves][four % 4] =
+            JoinBytes(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                      __float_as_uint(v.w)) &
+            kMask;
+      }
+      ++four;
+    });
+    ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {
+      unsigned halves[2][kBits] = {}, of[4] = {};  // bits of codes, then of residuals
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) HalvesOfPlanes(codes[i][word][half], halves[half]);
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) {
+        of[plane] = JoinHalves(halves[0][plane], halves[1][plane]);
+        of[2 + plane] = added[i][word][plane];
+      }
+      unsigned y[kBits];
+      Combine(of, y);
+      const bool is_second = channel % kPlaneChannels != 0,
+                 is_alone = channel + kPlaneChannels / 2 >= bits.n;  // in its word
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) {
+        if (plane >= e.plane_count) break;
+        uint8_t* const out = static_cast<uint8_t*>(bits.y) + plane * next_plane + to;
+        if (kHalves == 2 || (is_alone && !is_second)) {
+          *reinterpret_cast<unsigned*>(out) = is_alone ? y[plane] & 0xFFFFu : y[plane];
+        } else {
+          reinterpret_cast<uint16_t*>(out)[is_second] = static_cast<uint16_t>(y[plane]);
+        }
+      }
+    });
+  }
+
+  // BitsParams::products.
+  __device__ __forceinline__ void Combine(const unsigned (&of)[4], unsigned (&y)[kBits]) const {
+    unsigned products[kBitProducts] = {~0u};
+#pragma unroll
+    for (int plane = 0; plane < kBits; ++plane) y[plane] = bits.products[plane][0];
+#pragma unroll
+    for (int i = 1; i < kBitProducts; ++i) {
+      if (kBits == 1 && (i & 0b1010) != 0) continue;
+      const int rest = i & (i - 1), last = i - rest;  // a bit of i
+      products[i] = products[rest] & of[last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : 3];
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) y[plane] ^= bits.products[plane][i] & products[i];
+    }
   }
 };
 
@@ -366,8 +503,10 @@ __global__ void __launch_bounds__(kPackThreads) PackPlanes(const __grid_constant
 
 // Codes of few bits become few codes, on lines. Whatever else there is the general instances do.
 template <bool kOfPlanes>
-Finish InstanceOf(const EpilogueParams& e) {
+Finish InstanceOf(const BitsParams& p) {
+  const EpilogueParams& e = p.epilogue;
   const Finish finish = FinishOf(e);
+  if (kOfPlanes && p.combines) return Finish::kPlanesAdding;
   if (finish == Finish::kTail) return Finish::kBorderTail;  // whatever the borders
   const bool is_own = finish == Finish::kBorderTail || finish == Finish::kWordsTailOnLine ||
                       finish == Finish::kPlanesTail || (!kOfPlanes && finish == Finish::kFloatsOfValues);
@@ -388,10 +527,11 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
         {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
         map);
   };
-  const Finish finish = InstanceOf<kOfPlanes>(p.epilogue);
+  const Finish finish = InstanceOf<kOfPlanes>(p);
   if constexpr (kOfPlanes) {
-    return std::visit(launch,
-                      OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kFloats, kFloatsAdding>(finish));
+    return std::visit(
+        launch,
+        OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kFloats, kFloatsAdding>(finish));
   } else {
     return std::visit(
         launch,

@@ -63,7 +63,7 @@ TileParams TilesOf(const ConvProblem& problem, const ConvConfig& config) {
 
 SumsParams SumsOf(const ConvProblem& problem, const ConvConfig& config) {
   SumsParams p;
-  p.in_registers = problem.requantizes && config.splits == 1;
+  p.in_registers = problem.requantizes && !problem.has_w_zero && config.splits == 1;
   p.requantizes_fours = problem.requantizes;
   p.splits = config.splits;
   while ((1 << p.split_shift) < p.splits) ++p.split_shift;  // a power of 2

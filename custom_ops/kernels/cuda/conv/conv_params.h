@@ -42,6 +42,7 @@ enum class SumForm : int { kInteger, kFloat, kFloatFromZero };
 enum class Finish : int {
   kAny,            // as the node says
   kThroughMemory,  // not in registers (SumsParams::in_registers)
+  kOfZeros,        // the same, of weights whose zero points stay outside of them (ZeroPoints)
   // The same by the blocks of a cluster, which add up their sums, to codes that are stored as they are: multiplied, to 256
   // of them from the zero point on; to any number; of a tail that is on lines. A kernel for one of them has a sixth of the
   // instructions of kThroughMemory: with them 48 convolutions of a ResNet-50, 12 of them in clusters, take 4 to 5 % less
@@ -69,7 +70,8 @@ enum class Finish : int {
   kLackingTail,
   kBorderTail,
   kWordsTailOnLine,
-  kPlanesTail,  // to planes of bits
+  kPlanesTail,    // to planes of bits
+  kPlanesAdding,  // the same with residuals that come as planes, found from bits
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
@@ -84,7 +86,8 @@ template <Finish kFinish>
 inline constexpr bool kIsOfCluster = kFinish == Finish::kBytesOfCluster ||
                                      kFinish == Finish::kWordsOfCluster || kFinish == Finish::kTailOfCluster;
 template <Finish kFinish>
-inline constexpr bool kLeavesRegisters = kFinish == Finish::kThroughMemory || kIsOfCluster<kFinish>;
+inline constexpr bool kLeavesRegisters =
+    kFinish == Finish::kThroughMemory || kFinish == Finish::kOfZeros || kIsOfCluster<kFinish>;
 
 // Where codes of some channels are stored besides: in pixels of another tensor (StoreInPlaces). Or the codes that the
 // node's float results become.
@@ -135,7 +138,8 @@ struct EpilogueParams {
   // (CappedBytes): what bytes are taken, of 128 codes those of signs of theirs, else all those of the lowest one.
   bool is_capped = false;
   uint32_t cap_select = 0, cap_flip = 0;
-  const int32_t* w_zero = nullptr;  // [out_channels], null when all are 0; x_sums then has the pixel sums
+  const int32_t* w_zero =
+      nullptr;  // [out_channels], what stays outside of weights (Int8Weights); null when all are 0
   int zero_point = 0, lo = 0, hi = 0;
   const int32_t *thresholds = nullptr, *base = nullptr, *dir = nullptr;
   int threshold_count = 0;
@@ -288,9 +292,8 @@ struct SumsParams {
   bool in_registers = false;       // the epilogue runs on the sums in registers
   bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
   int splits = 1, split_shift = 0;
-  int exchange_offset = 0;          // where the blocks of a cluster meet in dynamic shared memory
-  int32_t* partial = nullptr;       // [splits][groups][m][n], Split::kWorkspace
-  const int32_t* x_sums = nullptr;  // [groups][m]
+  int exchange_offset = 0;     // where the blocks of a cluster meet in dynamic shared memory
+  int32_t* partial = nullptr;  // [splits][groups][m][n], Split::kWorkspace
 };
 
 // Tiles of pixels are boxes, which the tensor memory accelerator fetches.
@@ -329,6 +332,7 @@ struct TileShares {
 inline TileShares ShareTiles(int tiles, int blocks) { return {blocks, tiles / blocks, tiles % blocks}; }
 
 inline Finish FinishOf(const EpilogueParams& e, const SumsParams& sums) {
+  if (e.w_zero != nullptr) return Finish::kOfZeros;
   return sums.in_registers ? FinishOf(e) : Finish::kThroughMemory;
 }
 

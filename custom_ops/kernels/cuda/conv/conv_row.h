@@ -44,14 +44,14 @@ struct ConvProblem {
   WeightBits w_bits = {};
   int64_t channels = 0;     // bytes per tap
   bool repacks = false;     // the tile kernels read a copy of the input
-  bool has_w_zero = false;  // sums of pixels are added (EpilogueParams::w_zero)
+  bool has_w_zero = false;  // EpilogueParams::w_zero
   // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the
   // image is read as 0 and made good for (borders).
   int32_t zero = 0;
   bool is_bits = false;      // of a zero point of 1/2 (OfBits)
   bool borders = false;      // EpilogueParams::border
   bool has_places = false;   // EpilogueParams::places
-  TensorPlanes planes = {};  // what the input and the codes are
+  TensorPlanes planes = {};  // what the input, the codes and the residuals are
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -72,7 +72,7 @@ using ConvLauncher = std::function<cudaError_t(const ConvParams& params, const L
 
 struct ConvTraits {
   bool takes_floats = false;  // sums of any form (SumForm)
-  // The input is repacked, pixels are summed and parts of K are added around it where a node needs that.
+  // The input is repacked and parts of K are added around it where a node needs that.
   bool has_passes = false;
   bool may_stand_apart = false;  // ConvConfig::apart
   bool gathers = false;          // pixels, but for ConvConfig::boxes, with any code outside of the image
@@ -80,6 +80,7 @@ struct ConvTraits {
   bool finishes_ones = false;    // outputs one by one, as their epilogue has it
   bool reads_elements = false;   // the input may begin anywhere, not at multiples of 16 bytes alone
   bool reads_planes = false;
+  bool adds_planes = false;                // residuals in planes
   bool stores_planes = false;              // of sums that are floats in registers, in tiles of 64 channels
   bool stores_planes_of_integers = false;  // of other sums, too, where four are rounded at once
 };
@@ -127,10 +128,7 @@ ConvLauncher LauncherOf(const Params& family, const ConvConfig& config, const La
   return [=](const ConvParams& common, const LaunchOptions& options) {
     Params p = family;
     static_cast<ConvParams&>(p) = common;
-    if constexpr (std::is_base_of_v<SumsParams, Params>) {
-      p.partial = options.partial;
-      p.x_sums = options.x_sums;
-    }
+    if constexpr (std::is_base_of_v<SumsParams, Params>) p.partial = options.partial;
     return launch(p, config, options);
   };
 }

@@ -270,11 +270,52 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
   }
 }
 
+// Zero points of weights that stay outside of them. Of the weights w' that kernels read and a channel's z
+//   sum of q (w' - z) = sum of q w' - z * (sum of q),
+// where q are all codes that meet weights, those that stand for what lies outside of the image too. A kernel adds up the
+// codes of each row of its tile beside the products, from what it multiplies: a pass before it would read all of them once
+// more. Of parts of K each takes its own part away.
+template <Finish kFinish>
+inline constexpr bool kHasZeroPoints = kFinish == Finish::kOfZeros;
+
+template <int kTileN>
+struct ZeroPoints {
+  alignas(16) int of_channel[kTileN];
+
+  // By kThreads threads, as BlockState::FetchConstants.
+  template <int kThreads>
+  __device__ __forceinline__ void Fetch(const TileParams& p, const TilePosition& at, int thread) {
+    const int32_t* const zeros = p.epilogue.w_zero + at.group * p.n + at.n0;
+    for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads)
+      CopyAsync<4>(SharedAddress(of_channel + n), zeros + n);
+  }
+  // Takes them away from the sums of a row, whose codes sum to `top`, and of the row eight below, `bottom`, from a
+  // column on. `sums`: of a fragment of kColumns columns, of wgmma or of mma.sync.
+  template <int kColumns>
+  __device__ __forceinline__ void TakeAway(int column, int top, int bottom, int* sums) const {
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+      const int4 zero = *reinterpret_cast<const int4*>(of_channel + column + j * 16);
+      int* const v = sums + 8 * j;
+      v[0] -= zero.x * top, v[1] -= zero.y * top, v[4] -= zero.z * top, v[5] -= zero.w * top;
+      v[2] -= zero.x * bottom, v[3] -= zero.y * bottom, v[6] -= zero.z * bottom, v[7] -= zero.w * bottom;
+    }
+  }
+};
+struct NoZeroPoints {};
+
+// sum + the four codes.
+template <bool kSigned>
+__device__ __forceinline__ int AddCodes(unsigned four, int sum) {
+  return DotFour<kSigned>(static_cast<int>(four), 0x01010101, sum);
+}
+
 // Whether sums that are finished so may be of windows that reach out of the image where 0 is not what lies there.
 template <Finish kFinish>
 inline constexpr bool kMayHaveBorders =
     kMayMap<kFinish> || kFinish == Finish::kIntegers || kFinish == Finish::kBorderTail ||
-    kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory;
+    kFinish == Finish::kPlanesTail || kFinish == Finish::kFloatsAdding || kFinish == Finish::kThroughMemory ||
+    kFinish == Finish::kOfZeros;
 
 // The class of the window of an output.
 __device__ __forceinline__ OutsideTaps TapsOutside(int first, int kernel, int dilation, int size) {
@@ -716,8 +757,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     }
     return;
   }
-  const bool makes_four_floats =
-      !e.quantized_output && e.w_zero == nullptr && !e.has_residual && p.n % 4 == 0;
+  const bool makes_four_floats = !e.quantized_output && !e.has_residual && p.n % 4 == 0;
   if (makes_four_floats) {
     // What is added comes from memory, of the thread's next two fours while it finishes one: a warp that waited for each
     // would have a load on its way, and a multiprocessor's warps together too few of them.
@@ -755,9 +795,7 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
     if (m < 0 || at.n0 + column >= p.n) continue;
     int total = 0;
     for (int i = 0; i < p.splits; ++i) total += sums[PlaceOfSums<kTileN>(rows, i, row, column)];
-    const int x_sum = e.w_zero != nullptr ? p.x_sums[static_cast<int64_t>(at.group) * p.m + m] : 0;
-    FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column],
-              x_sum);
+    FinishOne(e, p.residual, p.y, m, channel0 + column, total, state.bias[column], state.scale[column]);
   }
 }
 

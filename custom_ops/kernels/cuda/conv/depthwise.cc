@@ -34,9 +34,9 @@ void PackDepthwise(const ConvGeometry& g, const Int8Weights& w, const WeightBits
 
 std::string Refuse(const ConvProblem& problem, const Device&) {
   if (!problem.geometry.IsDepthwise()) return "not a depthwise convolution";
-  if (!FitsDepthwise(problem.geometry, problem.x))
-    return "transposed, bipolar codes, or channels in no runs of 4";
-  return problem.has_w_zero ? "zero points of weights that leave int8" : "";
+  return FitsDepthwise(problem.geometry, problem.x)
+             ? ""
+             : "transposed, bipolar codes, or channels in no runs of 4";
 }
 
 void AddCandidates(const ConvProblem&, const Device&, std::vector<ConvConfig>& out) {

@@ -40,6 +40,15 @@ struct RowTaps {
       words[i][3] = four.w;
     }
   }
+  // As if every tap were 1, of which a row has `count` in all.
+  __device__ __forceinline__ void FillWithOnes(int count = kSide) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int left = count - 4 * i;
+#pragma unroll
+      for (unsigned& four : words[i]) four = left >= 4 ? 0x01010101u : 0x01010101u & ((1u << 8 * left) - 1);
+    }
+  }
   // Of a channel the taps that four columns meet, the first of which lies `kFrom` columns behind the window's; no
   // columns are 0.
   template <int kFrom>
@@ -106,13 +115,34 @@ struct ChannelConstants {
 // How sums are finished, an instance for each: in one for everything most of 2,000 to 7,000 instructions are not those of the
 // node, and what is lies far apart (H100, 672 channels of 14x14 between two 1x1 layers: .1 to .4 us a launch of 3x3, .4 to .7
 // of 5x5). kOnes: one by one, as their epilogue has it. kAny: four at a time, any of them. The others store all codes as they
-// are: what multiplication gives, 256 from the zero point on or any number; what lines give.
-enum class Way { kOnes, kAny, kBytes, kWords, kLines };
+// are: what multiplication gives, 256 from the zero point on or any number; what lines give. OfZeros: weights have zero points
+// that stay outside of them (ZeroPoints), and codes are added up beside the products, as if all taps were 1.
+enum class Way { kOnes, kAny, kOnesOfZeros, kAnyOfZeros, kBytes, kWords, kLines };
+template <Way kWay>
+inline constexpr bool kHasZeros = kWay == Way::kOnesOfZeros || kWay == Way::kAnyOfZeros;
+template <Way kWay>
+inline constexpr bool kFinishesOnes = kWay == Way::kOnes || kWay == Way::kOnesOfZeros;
+template <Way kWay>
+inline constexpr bool kStoresAlone = kWay == Way::kBytes || kWay == Way::kWords || kWay == Way::kLines;
+
+// sums -= zero points * codes.
+template <int kPixels>
+__device__ __forceinline__ void TakeZerosAway(const EpilogueParams& e, int channel,
+                                              const int (&codes)[kPixels][kChannels],
+                                              int (&sums)[kPixels][kChannels]) {
+  const int4 four = *reinterpret_cast<const int4*>(e.w_zero + channel);
+  const int zeros[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+  for (int i = 0; i < kPixels; ++i) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) sums[i][c] -= zeros[c] * codes[i][c];
+  }
+}
 
 template <Way kWay>
 __device__ __forceinline__ unsigned FourCodes(const EpilogueParams& e, const int4& sums,
                                               const FourChannels& channels) {
-  static_assert(kWay != Way::kOnes && kWay != Way::kAny);
+  static_assert(kStoresAlone<kWay>);
   constexpr First kFirst = kWay == Way::kLines ? First::kTail : First::kMultiplies;
   constexpr Rounding kRounding = kWay == Way::kBytes   ? Rounding::kBytes
                                  : kWay == Way::kWords ? Rounding::kWords
@@ -126,7 +156,7 @@ __device__ __forceinline__ void FinishPixels(const DepthwiseParams& p, const Cha
                                              int pixel, int count, int channel,
                                              int (&sums)[kPixels][kChannels]) {
   const EpilogueParams& e = p.epilogue;
-  if constexpr (kWay != Way::kOnes && kWay != Way::kAny) {
+  if constexpr (kStoresAlone<kWay>) {
     unsigned codes[kPixels], none[kPixels] = {};
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
@@ -139,7 +169,7 @@ __device__ __forceinline__ void FinishPixels(const DepthwiseParams& p, const Cha
     for (int i = 0; i < kPixels; ++i) {
       if (i < count) *reinterpret_cast<unsigned*>(y + i * e.out_channels) = codes[i];
     }
-  } else if constexpr (kWay == Way::kAny) {
+  } else if constexpr (!kFinishesOnes<kWay>) {
     const int64_t index = static_cast<int64_t>(pixel) * e.out_channels + channel;
     int4 fours[kPixels];
     unsigned codes[kPixels] = {};
@@ -165,7 +195,7 @@ __device__ __forceinline__ void FinishPixels(const DepthwiseParams& p, const Cha
     for (int i = 0; i < count * kChannels; ++i) {
       const int c = channel + i % kChannels;
       FinishOne(e, p.residual, p.y, pixel + i / kChannels, c, sums[i / kChannels][i % kChannels], e.bias[c],
-                e.scale[c], 0);
+                e.scale[c]);
     }
   }
 }
@@ -200,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
   for (int ky = 0; ky < kSide; ++ky)
     taps[ky].Load(p.weights + ky * RowTaps<kSide>::kWords * channels * 4, channels, channel);
   ChannelConstants constants;
-  if constexpr (kWay != Way::kOnes) constants.Load(p.epilogue, channel);
+  if constexpr (!kFinishesOnes<kWay>) constants.Load(p.epilogue, channel);
   PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
   WaitForPredecessors();
   LetSuccessorsStart();
@@ -218,6 +248,14 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwiseRow(const __grid_consta
   int sums[kPixels][kChannels] = {};
 #pragma unroll
   for (int ky = 0; ky < kSide; ++ky) AddRow<kSide, kStride, kSigned>(x[ky], taps[ky], sums);
+  if constexpr (kHasZeros<kWay>) {
+    RowTaps<kSide> ones;
+    ones.FillWithOnes();
+    int codes[kPixels][kChannels] = {};
+#pragma unroll
+    for (int ky = 0; ky < kSide; ++ky) AddRow<kSide, kStride, kSigned>(x[ky], ones, codes);
+    TakeZerosAway(p.epilogue, channel, codes, sums);
+  }
   FinishPixels<kWay, kMaps>(p, constants, row * p.out_w + ox, min(kPixels, p.out_w - ox), channel, sums);
 }
 
@@ -233,7 +271,7 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
   const int image = Divide(row, p.by_rows), oy = row - image * p.out_h;
   const int y0 = oy * p.stride_h - p.pad_top, x0 = ox * p.stride_w - p.pad_left;
   ChannelConstants constants;
-  if constexpr (kWay != Way::kOnes) constants.Load(p.epilogue, channel);
+  if constexpr (!kFinishesOnes<kWay>) constants.Load(p.epilogue, channel);
   PrefetchTables(p.epilogue, static_cast<int>(threadIdx.x));
   WaitForPredecessors();
   LetSuccessorsStart();
@@ -241,6 +279,7 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
 
   const uint8_t* weights = p.weights;
   int sums[1][kChannels] = {};
+  int codes[1][kChannels] = {};
   for (int ky = 0; ky < p.kernel_h; ++ky) {
     const int y = y0 + ky * p.dilation_h;
     const bool row_inside = IsInside(y, p.in_h);
@@ -258,13 +297,19 @@ __global__ void __launch_bounds__(kThreads) ConvDepthwise(const __grid_constant_
       RowTaps<4> taps;
       taps.Load(weights, channels, channel);
       AddRow<4, 1, kSigned>(x, taps, sums);
+      if constexpr (kHasZeros<kWay>) {
+        taps.FillWithOnes(p.kernel_w - kx);
+        AddRow<4, 1, kSigned>(x, taps, codes);
+      }
     }
   }
+  if constexpr (kHasZeros<kWay>) TakeZerosAway(p.epilogue, channel, codes, sums);
   FinishPixels<kWay, kMaps>(p, constants, pixel, 1, channel, sums);
 }
 
 Way WayOf(const DepthwiseParams& p) {
   const EpilogueParams& e = p.epilogue;
+  if (e.w_zero != nullptr) return p.requantizes ? Way::kAnyOfZeros : Way::kOnesOfZeros;
   if (!p.requantizes) return Way::kOnes;
   if (!StoresCodesAlone(e)) return Way::kAny;
   if (e.on_lines) return Way::kLines;
@@ -281,7 +326,7 @@ cudaError_t LaunchDepthwise(const DepthwiseParams& p, const ConvConfig&, const L
   };
   return std::visit(
       [&](auto is_signed, auto way, auto has_table) {
-        constexpr bool kMaps = has_table && way != Way::kOnes && way != Way::kAny;
+        constexpr bool kMaps = has_table && kStoresAlone<way>;
         const auto of_row = [&]<int kSide, int kStride>() {
           return launch(ConvDepthwiseRow<kSide, kStride, PixelsOfThread(kStride), is_signed, way, kMaps>);
         };
@@ -291,7 +336,9 @@ cudaError_t LaunchDepthwise(const DepthwiseParams& p, const ConvConfig&, const L
         if (p.stride_w == 1) return of_row.template operator()<5, 1>();
         return of_row.template operator()<5, 2>();
       },
-      OneOf(options.x_signed), OneOf<Way::kOnes, Way::kAny, Way::kBytes, Way::kWords, Way::kLines>(WayOf(p)),
+      OneOf(options.x_signed),
+      OneOf<Way::kOnes, Way::kAny, Way::kOnesOfZeros, Way::kAnyOfZeros, Way::kBytes, Way::kWords,
+            Way::kLines>(WayOf(p)),
       OneOf(p.epilogue.table != nullptr));
 }
 

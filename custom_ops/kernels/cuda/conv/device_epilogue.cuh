@@ -412,7 +412,7 @@ inline constexpr bool kMayMap =
 // to each other, it is negative.
 template <Finish kFinish, bool kMayAdd = true, typename F>
 __device__ __forceinline__ void WithEpilogue(const EpilogueParams& e, const F& f) {
-  static_assert(kFinish != Finish::kThroughMemory);
+  static_assert(!kLeavesRegisters<kFinish>);
   constexpr bool kIsAny = kFinish == Finish::kAny;
   const auto from_zero = [&]<Rounding kRounding>() {
     f([&]<int kCount>(const int4(&sums)[kCount], const FourChannels& channels, unsigned (&codes)[kCount]) {
@@ -685,14 +685,11 @@ __device__ __forceinline__ int FinishCode(const EpilogueParams& e, int acc, int 
   }
 }
 
-// One output, from its raw sum of products to memory. x_sum is the sum of the pixel's activations, for
-// weights with a zero point.
+// One output, from its raw sum of products to memory.
 __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* residual, void* y,
-                                          int64_t pixel, int channel, int sum, int bias, float scale,
-                                          int x_sum) {
+                                          int64_t pixel, int channel, int sum, int bias, float scale) {
   const int64_t index = pixel * e.out_channels + channel;
-  int acc = sum + bias;
-  if (e.w_zero != nullptr) acc -= e.w_zero[channel] * x_sum;
+  const int acc = sum + bias;
   const int r = ResidualCode(e, residual, index);
   if (e.quantized_output) {
     auto code = static_cast<uint8_t>(FinishCode(e, acc, channel, scale, r));

@@ -71,7 +71,7 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
     return "windows, groups, strides or too long rows; codes of more than 4 bits, weights of more than 2, "
            "as many products of bits as of bytes";
   if (problem.m > kMostRows) return "more than 512 rows";
-  if (problem.planes.x > 0 && problem.planes.x != FlatCodePlanes(problem.planes.x)) return "three planes";
+  if (problem.planes.x > kMostPlanes) return "more than two planes";
   return problem.m == 0 ? "no rows" : "";
 }
 

@@ -64,6 +64,8 @@ struct FlatBits {
   static constexpr int kSums = kTileN / 2, kOnesRows = FlatOnesRows(kTileN, kWeightPlanes),
                        kColumns = FlatColumns(kTileN, kWeightPlanes);
   static constexpr int kEights = kTileN / 8;  // of a plane of weights
+  // Codes of more bits have no planes in memory.
+  static constexpr bool kMayBePlanes = kCodePlanes <= kMostPlanes;
   static constexpr int kStride = FlatStagedInts(kTileN);
   struct Static {
     uint64_t full;
@@ -106,9 +108,11 @@ struct FlatBits {
     for (int* const value : {&row, &column, &top_counts, &lowest}) KeepInRegister(*value);
     KeepInRegister(first_output);
     if (p.starts_early) LetSuccessorsStart();
-    if (p.of_planes) {
-      FetchPlanes(thread);
-    } else {
+    const bool of_planes = kMayBePlanes && p.of_planes;
+    if constexpr (kMayBePlanes) {
+      if (of_planes) FetchPlanes(thread);
+    }
+    if (!of_planes) {
       WaitForPredecessors();
       LetSuccessorsStart();
       p.row_bytes % 16 == 0 ? Cut<true>(thread) : Cut<false>(thread);
@@ -213,7 +217,7 @@ struct FlatBits {
       const int of_row = i / kTileN, channel = i % kTileN;
       if (at.m0 + of_row >= p.m || at.n0 + channel >= p.n) continue;
       FinishOne(p.epilogue, p.residual, p.y, at.m0 + of_row, at.n0 + channel,
-                staged[of_row * kStride + channel], fixed.state.bias[channel], fixed.state.scale[channel], 0);
+                staged[of_row * kStride + channel], fixed.state.bias[channel], fixed.state.scale[channel]);
     }
   }
 

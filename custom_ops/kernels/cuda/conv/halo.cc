@@ -12,6 +12,7 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (device.capability != 90) return "needs sm_90a";
   if (!problem.tiled || !problem.requantizes || problem.integers_of_tail)
     return "codes are not rounded in registers";
+  if (problem.has_w_zero) return "zero points of weights that leave int8";
   if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
   if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";

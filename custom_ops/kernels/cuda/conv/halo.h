@@ -2,6 +2,7 @@
 // line of places that halo and windows lay an image out in.
 #pragma once
 
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -37,8 +38,8 @@ struct HaloLine {
   int64_t tiles = 0;
   int pitch = 0, image_rows = 0, reach = 0, slab = 0, slabs = 0;
 
-  // Rows of a patch for tile_m outputs, and the bytes of one of its slabs.
-  int Rows(int tile_m) const { return (pitch - 1 + tile_m - 1 + reach) / pitch + 1; }
+  // Rows of a patch for tile_m outputs, which begin at a multiple of 64, and the bytes of one of its slabs.
+  int Rows(int tile_m) const { return (pitch - std::gcd(pitch, 64) + tile_m - 1 + reach) / pitch + 1; }
   int PlaneBytes(int tile_m) const { return (Rows(tile_m) * pitch * slab + 1023) / 1024 * 1024; }
 };
 

@@ -13,14 +13,35 @@ struct LaunchOptions {
   Queue& queue;
   const Device& device;
   bool x_signed = false;
-  int shared_bytes = 0;  // dynamic shared memory of a block
-  // Of rows that have passes (ConvTraits).
-  int32_t* partial = nullptr;
-  const int32_t* x_sums = nullptr;
+  int shared_bytes = 0;        // dynamic shared memory of a block
+  int32_t* partial = nullptr;  // of rows that have passes (ConvTraits)
 };
 
-// f<kSigned, kFinish>() for the instance of a kernel that finishes sums so; they are floats only where no
-// input has a sign (PackedConv::SumFormOf). kMayLeave: there are instances whose sums leave the registers.
+// Kernels have fewer instances for floats of inputs with signs: those of any floats, what few networks have among it, and
+// two for a layer that reads what no Relu stands behind (a linear bottleneck) and makes 128 codes or lies on lines.
+constexpr Finish FinishOfSigned(Finish finish) {
+  using enum Finish;
+  switch (finish) {
+    case kCappedFromZero:
+    case kTail:
+    case kFloatsOfValues:
+      return finish;
+    case kFloatsOnLine:
+    case kFloatsInverse:
+    case kCappedOnLine:
+    case kCappedTailOnLine:
+    case kCappedLackingOnLine:
+    case kCappedInTail:
+    case kWordsTailOnLine:
+    case kFloatsAdding:
+      return kFloatsAdding;
+    default:
+      return kFloats;
+  }
+}
+
+// f<kSigned, kFinish>() for the instance of a kernel that finishes sums so. kMayLeave: there are instances whose sums
+// leave the registers. Planes of bits are not made of inputs with signs (select.cc).
 template <bool kMayLeave, typename F>
 cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   const auto of_any_input = [&]<Finish kFinish>() {
@@ -34,7 +55,21 @@ cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   }
   if (finish == Finish::kIntegers) return of_any_input.template operator()<Finish::kIntegers>();
   if (finish == Finish::kIntegersInTail) return of_any_input.template operator()<Finish::kIntegersInTail>();
-  if (is_signed) return cudaErrorInvalidValue;
+  if (is_signed) {
+    if (finish == Finish::kPlanesTail) return cudaErrorInvalidValue;
+    switch (FinishOfSigned(finish)) {
+      case Finish::kCappedFromZero:
+        return f.template operator()<true, Finish::kCappedFromZero>();
+      case Finish::kTail:
+        return f.template operator()<true, Finish::kTail>();
+      case Finish::kFloatsOfValues:
+        return f.template operator()<true, Finish::kFloatsOfValues>();
+      case Finish::kFloatsAdding:
+        return f.template operator()<true, Finish::kFloatsAdding>();
+      default:
+        return f.template operator()<true, Finish::kFloats>();
+    }
+  }
   switch (finish) {
     case Finish::kFloatsFromZero:
       return f.template operator()<false, Finish::kFloatsFromZero>();
@@ -82,6 +117,7 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
     return is_signed ? f.template operator()<true, kFinish>() : f.template operator()<false, kFinish>();
   };
   const EpilogueParams& e = p.epilogue;
+  if (e.w_zero != nullptr) return of_any_input.template operator()<Finish::kOfZeros>();
   if (!p.in_registers) return of_any_input.template operator()<Finish::kThroughMemory>();
   if (e.sums == SumForm::kInteger) {
     if (e.on_lines) return of_any_input.template operator()<Finish::kIntegersOfTail>();

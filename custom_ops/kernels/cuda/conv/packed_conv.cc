@@ -3,10 +3,10 @@
 // The tile kernels sum products of bytes. Let w' be the packed weight (int8), q the activation's code and
 // z_x, z_w the zero points that are left; with padding taps reading the code z_x,
 //   sum over the taps in the image of (q - z_x)(w' - z_w)
-//     = S(q w') - z_x S(w') - z_w x_sum,
-// where S sums over all taps, and x_sum = sum over the taps in the image of (q - z_x).
-// The middle term depends on the channel alone and is folded into the bias. The last one is there only where
-// w - z_w leaves int8: everywhere else z_w is subtracted while packing. Bipolar activations are bits whose
+//     = S(q w') - z_w S(q) - z_x S(w' - z_w),
+// where S sums over all taps. The last term depends on the channel alone and is folded into the bias. The one before it is
+// there only where w - z_w leaves int8 (ZeroPoints of conv_tile.cuh): everywhere else z_w is subtracted while
+// packing. Bipolar activations are bits whose
 // z_x is 1/2, with doubled weights (OfBits), or are repacked to {-1, +1}, whose padding is 0.
 #include "kernels/cuda/conv/packed_conv.h"
 
@@ -71,8 +71,8 @@ namespace {
 
 // The first constant of every node, so that an image says what cannot be told from the node without weights.
 struct ImageHeader {
-  uint32_t magic = 0x4143424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
-           rises = 0;  // "LBCA"
+  uint32_t magic = 0x4243424C, has_w_zero = 0, sum_form = 0, rounding = 0, lacks_lines = 0, float_lines = 0,
+           rises = 0;  // "LBCB"
   WeightBits w_bits;
 };
 
@@ -383,7 +383,7 @@ const uint8_t* PackedConv::CellWeights() const {
 }
 
 bool PackedConv::MayReadPlanes(int planes) const {
-  if (planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
+  if (planes > kMostPlanes || planes != x_.bits || x_.encoding != Encoding::kUnsigned) return false;
   return kBitWeights.applies(geometry_, x_, w_bits_, device_) ||
          kFlatBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
@@ -395,6 +395,12 @@ bool PackedConv::MayStorePlanes(int planes) const {
          e.values == nullptr && e.table == nullptr && geometry_.group == 1 &&
          geometry_.out_channels % 64 == 0 && e.word_lowest >= 0 &&
          e.word_lowest + static_cast<int>(e.word_top & 0xFFFF) < 1 << planes;
+}
+
+bool PackedConv::MayAddPlanes(int planes) const {
+  const EpilogueParams& e = epilogue_;
+  return planes <= kMostPlanes && e.has_residual && !e.residual_signed && e.values == nullptr &&
+         geometry_.out_channels % 64 == 0 && kBitWeights.applies(geometry_, x_, w_bits_, device_);
 }
 
 ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const TensorPlanes& planes) const {
@@ -414,8 +420,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
                   shape.batch * shape.in_h * shape.in_w * g.group * channels_ <= kMaxBytes;
   problem.weights_in_tiles = tiled_;
   problem.vector16 = vector16_;
-  // The tables by channel hold for any kernel, x_sums for the tile kernels alone.
-  const bool requantizes = rounds_fours_ && !epilogue_.dequantizes && !has_w_zero_ && divides_fast_;
+  const bool requantizes = rounds_fours_ && !epilogue_.dequantizes && divides_fast_;
   // Channels that are finished together have one group, or are groups each.
   // Sums behind which there is a tail are floats, but for kernels that take any (Finish::kIntegersOfTail).
   problem.requantizes = requantizes && (FitsDepthwise(g, x_) || g.GroupOut() % 16 == 0);
@@ -429,12 +434,13 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   problem.is_mapped = epilogue_.table != nullptr || epilogue_.values != nullptr;
   problem.floats = requantizes && is_float;
   problem.residual = epilogue_.has_residual;
-  problem.boxes = problem.tiled && boxes_ && !problem.integers_of_tail;
+  // Whatever the tail, what adds up codes finishes it behind shared memory.
+  problem.boxes = problem.tiled && boxes_ && (!problem.integers_of_tail || has_w_zero_);
   problem.has_places = has_places;
   problem.planes = planes;
   // What streams stores whole boxes of codes, as they are.
-  problem.streams =
-      problem.boxes && problem.requantizes && g.Taps() == 1 && !problem.IsPadded() && !has_places;
+  problem.streams = problem.boxes && problem.requantizes && !has_w_zero_ && g.Taps() == 1 &&
+                    !problem.IsPadded() && !has_places;
   return problem;
 }
 
@@ -459,7 +465,9 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(bias_at));
     p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.scale));
   }
-  if (may_be_floats && sum_form_ != SumForm::kInteger && row.traits.takes_floats &&
+  // What gathers pixels has no instances for floats of inputs with signs (WithGatheredFinish).
+  const bool has_instance = row.traits.takes_floats && !(XSigned() && row.traits.gathers && !config.boxes);
+  if (may_be_floats && sum_form_ != SumForm::kInteger && has_instance &&
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
     p.epilogue.bias = reinterpret_cast<const int32_t*>(memory_.At(at_.float_bias));
@@ -500,7 +508,8 @@ void PackedConv::AddBorder(const Int8Weights& weights, ConstantBuilder& builder)
     for (int64_t c = 0; c < g.out_channels; ++c) {
       std::vector<uint32_t> of_tap(static_cast<size_t>(g.Taps()));
       for (int64_t i = 0; i < g.K(); ++i) {
-        const int8_t weight = weights.values[static_cast<size_t>(c * g.K() + i)];
+        const int32_t weight =
+            weights.values[static_cast<size_t>(c * g.K() + i)] - weights.zero[static_cast<size_t>(c)];
         of_tap[static_cast<size_t>(i / g.GroupIn())] += static_cast<uint32_t>(weight);
       }
       for (int64_t at = 0; at < border.classes; ++at) {
@@ -647,10 +656,8 @@ bool PackedConv::Allows(SumForm form, const Epilogue& e, const ChannelConstants&
 // Multipliers that are no numbers would need lower bounds other than 0.
 void PackedConv::SetRounding(const Epilogue& e, ChannelConstants& channels) {
   EpilogueParams& p = epilogue_;
-  if (!rounds_fours_ || has_w_zero_ || !HasNormalMultipliers(e)) return;
-  // Kernels have no instances for floats of inputs with signs (WithFinish): these networks' codes have signs,
-  // too.
-  const bool may_be_floats = !XSigned() && !Bipolar() && tiled_ && !p.dequantizes;
+  if (!rounds_fours_ || !HasNormalMultipliers(e)) return;
+  const bool may_be_floats = !Bipolar() && !has_w_zero_ && tiled_ && !p.dequantizes;
   const bool lacks_lines =
       std::any_of(channels.factor.begin(), channels.factor.end(), [](float f) { return f < 0; });
   if (p.in_tail) {

@@ -55,7 +55,6 @@ class PackedConv {
   const ConvGeometry& Geometry() const { return geometry_; }
   const Device& On() const { return device_; }
   bool Repacks() const { return repacks_; }
-  bool NeedsPixelSums() const { return has_w_zero_; }
   int64_t Channels() const { return channels_; }
   bool XSigned() const { return x_.encoding == Encoding::kSigned; }
   bool Bipolar() const { return x_.encoding == Encoding::kBipolar; }
@@ -72,6 +71,8 @@ class PackedConv {
   // Whether kernels may read the input in so many planes, and store codes so.
   bool MayReadPlanes(int planes) const;
   bool MayStorePlanes(int planes) const;
+  // Residuals.
+  bool MayAddPlanes(int planes) const;
   // Everything but a launch's tensors. `may_be_floats`: sums may have another form than integers.
   ConvParams Params(const ConvShape& shape, const ConvConfig& config, bool may_be_floats = true) const;
   // The weights of cells; nullptr where there are none or the codes may not rise with the sums.

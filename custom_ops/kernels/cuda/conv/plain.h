@@ -23,11 +23,11 @@ cudaError_t LaunchPlain(const PlainParams& params, const ConvConfig&, const Laun
 // Adds the partial sums of Split::kWorkspace and finishes them.
 struct ReduceParams : ConvParams {
   int splits = 1;
-  const int32_t *partial = nullptr, *x_sums = nullptr;  // as SumsParams has them
+  const int32_t* partial = nullptr;  // as SumsParams has it
 };
 cudaError_t LaunchReduce(const ReduceParams& params, const LaunchOptions& options);
 
-// Input passes of the tile kernels.
+// The input pass of the tile kernels:
 // y[pixel][group][channels] = mul * x[pixel][group][group_in] - sub, channels beyond group_in 0.
 struct RepackParams {
   const uint8_t* x = nullptr;
@@ -37,15 +37,5 @@ struct RepackParams {
   int mul = 1, sub = 0;
 };
 cudaError_t LaunchRepack(const RepackParams& params, const LaunchOptions& options);
-// x_sums[group][pixel] = sum of (q - zero) over the taps inside the image and the group's group_in channels; x as
-// the tile kernel sees it.
-struct PixelSumsParams : WindowParams, TapParams {
-  const uint8_t* x = nullptr;
-  int32_t* x_sums = nullptr;
-  int m = 0, groups = 1, group_in = 0;
-  int channels = 0, pixel_bytes = 0;  // as stored
-  int zero = 0;
-};
-cudaError_t LaunchPixelSums(const PixelSumsParams& params, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -1,6 +1,6 @@
 // The GPU's own reference: one thread sums one output with dp4a, every node. Its values take no shortcut
 // through padding codes or folded zero points. Besides it the small kernels around the tile kernels: input
-// repacking, pixel sums, the reduction of split sums.
+// repacking, the reduction of split sums.
 #include <algorithm>
 
 #include "kernels/cuda/conv/conv_tile.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ int Weights(const PlainParams& p, int group, int n, i
 // With v(x) = x_mul q - x_zero and
 // v(w) = w - w_zero, the sum over the taps inside the image is
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
-// The last factor is the x_sum of FinishOne. The weights of bits are even.
+// Of channels that are filled up to fours, weights are not read: they may have a zero point. The weights of bits are even.
 template <bool kSigned>
 __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ PlainParams p) {
   WaitForPredecessors();
@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Pl
         } else {
           for (int j = 0; j < 4 && i + j < p.channels; ++j) four |= static_cast<int>(x[i + j]) << (8 * j);
         }
-        const int weights = Weights(p, group, c - group * p.n, ty * p.kernel_w + tx, i);
+        int weights = Weights(p, group, c - group * p.n, ty * p.kernel_w + tx, i);
+        if (i + 4 > p.channels) weights &= (1 << 8 * (p.channels - i)) - 1;
         products = DotFour<kSigned>(four, weights, products);
         x_sum = DotFour<kSigned>(four, 0x01010101, x_sum);
         w_sum = DotFour<true>(weights, 0x01010101, w_sum);
@@ -77,9 +78,9 @@ __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ Pl
       count += p.channels;
     }
   }
-  const int sum = p.x_mul * products - p.x_zero * w_sum - (p.is_bits ? w_sum / 2 : 0);
-  FinishOne(p.epilogue, p.residual, p.y, pixel, c, sum, p.epilogue.bias[c], p.epilogue.scale[c],
-            p.x_mul * x_sum - p.x_zero * count);
+  int sum = p.x_mul * products - p.x_zero * w_sum - (p.is_bits ? w_sum / 2 : 0);
+  if (p.epilogue.w_zero != nullptr) sum -= p.epilogue.w_zero[c] * (p.x_mul * x_sum - p.x_zero * count);
+  FinishOne(p.epilogue, p.residual, p.y, pixel, c, sum, p.epilogue.bias[c], p.epilogue.scale[c]);
 }
 
 __global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ ReduceParams p) {
@@ -93,9 +94,8 @@ __global__ void __launch_bounds__(kThreads) Reduce(const __grid_constant__ Reduc
   const int channel = group * p.n + static_cast<int>(index % p.n);
   int sum = 0;
   for (int s = 0; s < p.splits; ++s) sum += p.partial[s * outputs + index];
-  const int x_sum = p.epilogue.w_zero != nullptr ? p.x_sums[row] : 0;
   FinishOne(p.epilogue, p.residual, p.y, pixel, channel, sum, p.epilogue.bias[channel],
-            p.epilogue.scale[channel], x_sum);
+            p.epilogue.scale[channel]);
 }
 
 __global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ RepackParams p) {
@@ -115,31 +115,6 @@ __global__ void __launch_bounds__(kThreads) Repack(const __grid_constant__ Repac
   reinterpret_cast<unsigned*>(p.y)[index] = four;
 }
 
-// A warp a pixel and group.
-template <bool kSigned>
-__global__ void __launch_bounds__(kThreads) PixelSums(const __grid_constant__ PixelSumsParams p) {
-  LetSuccessorsStart();
-  WaitForPredecessors();
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (row >= static_cast<int64_t>(p.groups) * p.m) return;
-  const int group = static_cast<int>(row / p.m), pixel = static_cast<int>(row % p.m);
-  const int image = pixel / (p.out_h * p.out_w), oy = pixel / p.out_w % p.out_h, ox = pixel % p.out_w;
-  int sum = 0;
-  for (int t = 0; t < p.kernel_h * p.kernel_w; ++t) {
-    const int iy = oy * p.stride_h - p.pad_top + t / p.kernel_w * p.dilation_h;
-    const int ix = ox * p.stride_w - p.pad_left + t % p.kernel_w * p.dilation_w;
-    if (iy < 0 || iy >= p.in_h || ix < 0 || ix >= p.in_w) continue;
-    const uint8_t* x =
-        p.x + (static_cast<int64_t>(image * p.in_h + iy) * p.in_w + ix) * p.pixel_bytes + group * p.channels;
-    for (int i = lane; i < p.group_in; i += 32) {
-      sum += (kSigned ? static_cast<int>(static_cast<int8_t>(x[i])) : static_cast<int>(x[i])) - p.zero;
-    }
-  }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-  if (lane == 0) p.x_sums[row] = sum;
-}
-
 }  // namespace
 
 cudaError_t LaunchPlain(const PlainParams& p, const ConvConfig&, const LaunchOptions& options) {
@@ -155,12 +130,6 @@ cudaError_t LaunchReduce(const ReduceParams& p, const LaunchOptions& options) {
 
 cudaError_t LaunchRepack(const RepackParams& p, const LaunchOptions& options) {
   return options.queue.Launch(Repack, BlocksFor(p.pixels * p.groups * p.channels / 4, kThreads), kThreads, p);
-}
-
-cudaError_t LaunchPixelSums(const PixelSumsParams& p, const LaunchOptions& options) {
-  const int64_t threads = static_cast<int64_t>(p.groups) * p.m * 32;
-  return options.queue.Launch(options.x_signed ? PixelSums<true> : PixelSums<false>,
-                              BlocksFor(threads, kThreads), kThreads, p);
 }
 
 }  // namespace lowbit::cuda

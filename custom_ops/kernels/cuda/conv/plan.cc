@@ -51,7 +51,6 @@ class ConvPlan {
     }
     if (!traits_.has_passes) return;
     if (conv_->Repacks()) x_at_ = reserve(InPixels() * problem_.channels * problem_.groups);
-    if (conv_->NeedsPixelSums()) sums_at_ = reserve(int64_t{params_.groups} * params_.m * 4);
     if (config.splits > 1 && config.split == Split::kWorkspace) {
       partial_at_ = reserve(int64_t{config.splits} * params_.groups * params_.m * params_.n * 4);
     }
@@ -103,23 +102,11 @@ class ConvPlan {
       p.x = repack.y;
     }
     options.x_signed = conv_->XSigned() || conv_->Bipolar();
-    if (conv_->NeedsPixelSums()) {
-      PixelSumsParams sums = {WindowsOf(problem_), TapsOf(problem_), p.x};
-      sums.x_sums = reinterpret_cast<int32_t*>(scratch + sums_at_);
-      sums.m = p.m;
-      sums.groups = p.groups;
-      sums.group_in = static_cast<int>(conv_->Geometry().GroupIn());
-      sums.channels = static_cast<int>(problem_.channels);
-      sums.pixel_bytes = sums.channels * sums.groups;
-      sums.zero = problem_.zero;
-      Check(LaunchPixelSums(sums, options), "launching pixel sums");
-      options.x_sums = sums.x_sums;
-    }
     const bool reduces = config_.splits > 1 && config_.split == Split::kWorkspace;
     if (reduces) options.partial = reinterpret_cast<int32_t*>(scratch + partial_at_);
     Check(launcher_(p, options), "launching a convolution");
     if (reduces) {
-      const ReduceParams parts = {p, config_.splits, options.partial, options.x_sums};
+      const ReduceParams parts = {p, config_.splits, options.partial};
       Check(LaunchReduce(parts, options), "launching a reduction");
     }
   }
@@ -136,7 +123,7 @@ class ConvPlan {
   int shared_bytes_;
   ConvParams params_;
   ConvLauncher launcher_;
-  size_t workspace_ = 0, x_at_ = 0, sums_at_ = 0, partial_at_ = 0;
+  size_t workspace_ = 0, x_at_ = 0, partial_at_ = 0;
 };
 
 std::shared_ptr<const PackedConv> PackConv(const ConvSpec& spec, const Device& device,
@@ -148,8 +135,10 @@ std::vector<uint8_t> SavePacked(const PackedConv& conv) { return conv.Bytes(); }
 
 std::vector<ConvConfig> CandidateConfigs(const PackedConv& conv, const ConvShape& shape, bool has_places,
                                          const TensorPlanes& planes) {
-  if ((planes.x > 0 && !conv.MayReadPlanes(planes.x)) || (planes.y > 0 && !conv.MayStorePlanes(planes.y)))
+  if ((planes.x > 0 && !conv.MayReadPlanes(planes.x)) || (planes.y > 0 && !conv.MayStorePlanes(planes.y)) ||
+      (planes.added > 0 && !conv.MayAddPlanes(planes.added))) {
     return {};
+  }
   return RankConfigs(conv.Problem(shape, has_places, planes), conv.On());
 }
 
@@ -205,8 +194,8 @@ std::shared_ptr<const ConvPlan> PlanConv(std::shared_ptr<const PackedConv> conv,
   RequirePlaces(*conv, shape, places);
   const bool has_places = !places.list.empty();
   const std::vector<ConvConfig> candidates = CandidateConfigs(*conv, shape, has_places, planes);
-  Require(!candidates.empty(), "the convolution has no kernel that reads ", planes.x, " planes and stores ",
-          planes.y, "; let it read and store bytes");
+  Require(!candidates.empty(), "the convolution has no kernel that reads ", planes.x, " planes, adds ",
+          planes.added, " and stores ", planes.y, "; let it read and store bytes");
   const ConvProblem problem = conv->Problem(shape, has_places, planes);
   if (config && std::find(candidates.begin(), candidates.end(), *config) == candidates.end()) {
     const std::string reason = RowOf(*config).refuse(problem, conv->On());

@@ -23,6 +23,12 @@ __device__ __forceinline__ void HalvesOfPlanes(const unsigned (&codes)[4], unsig
   }
 }
 
+// The reverse of two planes: from bit 2 i on, the codes of the i-th word.
+__device__ __forceinline__ unsigned CodesOfHalves(unsigned first, unsigned second) {
+  const auto gapped = [](unsigned half) { return (half & 0x5555u) | (half & 0xAAAAu) << 15; };
+  return gapped(first) | gapped(second) << 1;
+}
+
 __device__ __forceinline__ unsigned JoinHalves(unsigned low, unsigned high) {
   return __byte_perm(low, high, 0x5410);
 }

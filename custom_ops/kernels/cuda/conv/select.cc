@@ -88,13 +88,16 @@ std::vector<ConvConfig> RankConfigs(const ConvProblem& problem, const Device& de
   std::vector<ConvConfig> out;
   for (const ConvRow* const row : ConvTable()) {
     const ConvTraits& traits = row->traits;
-    const bool takes_planes =
-        (planes.x == 0 || traits.reads_planes) && (planes.y == 0 || traits.stores_planes);
+    const bool takes_planes = (planes.x == 0 || traits.reads_planes) &&
+                              (planes.y == 0 || traits.stores_planes) &&
+                              (planes.added == 0 || traits.adds_planes);
     if (!traits.is_reference && takes_planes && row->refuse(problem, device).empty())
       row->add_candidates(problem, device, out);
   }
   std::erase_if(out, [&](const ConvConfig& config) {
-    const bool has_form = problem.floats || RowOf(config).traits.stores_planes_of_integers;
+    // Of inputs with signs kernels have no instance that makes planes of floats (WithFinish).
+    const bool has_form = (problem.floats && problem.x.encoding != Encoding::kSigned) ||
+                          RowOf(config).traits.stores_planes_of_integers;
     const bool may_store =
         has_form && SumsOf(problem, config).in_registers && config.tile_n % (kPlaneChannels / 2) == 0;
     return IsLeftOut(config) || (planes.y > 0 && !may_store);

@@ -37,14 +37,15 @@ int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
   const int alignment = IsWgmma(config) ? 1024 : 0;
   const int sums = config.tile_m * config.tile_n * 4, tiles = TileBytes(config);
   if (config.splits > 1) return alignment + tiles + (config.split == Split::kCluster ? sums : 0);
-  const int finish = problem.requantizes ? config.tile_m * (config.tile_n + 16) : sums;
+  const bool in_registers = problem.requantizes && !problem.has_w_zero;
+  const int finish = in_registers ? config.tile_m * (config.tile_n + 16) : sums;
   // Residuals arrive where codes are staged, while tiles are in use.
-  return alignment + (problem.requantizes && problem.residual ? tiles + finish : std::max(tiles, finish));
+  return alignment + (in_registers && problem.residual ? tiles + finish : std::max(tiles, finish));
 }
 
 // The largest tiles are for many pixels: boxes, whose sums stay in registers, and few channels past the last one.
 bool FitsLargest(const ConvProblem& problem, const ConvConfig& config) {
-  return config.boxes && config.splits == 1 && problem.requantizes &&
+  return config.boxes && SumsOf(problem, config).in_registers &&
          4 * problem.n > 3 * CeilDiv(problem.n, config.tile_n) * config.tile_n;
 }
 

@@ -20,6 +20,8 @@ GatherParams GatherParamsOf(const ConvProblem& problem, const ConvConfig& config
 
 cudaError_t LaunchMma(const GatherParams& params, const ConvConfig& config, bool vector16,
                       const LaunchOptions& options);
+// LaunchWgmma calls LaunchBoxes for what fetches boxes.
 cudaError_t LaunchWgmma(const GatherParams& params, const ConvConfig& config, const LaunchOptions& options);
+cudaError_t LaunchBoxes(const GatherParams& params, const ConvConfig& config, const LaunchOptions& options);
 
 }  // namespace lowbit::cuda

@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   static_assert(kBlocksN % 2 == 0 && kBytesB % (kThreads * 16) == 0 && kThreads >= kTileN);
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ BlockState<kTileN> state;
+  __shared__ std::conditional_t<kHasZeroPoints<kFinish>, ZeroPoints<kTileN>, NoZeroPoints> zeros;
 
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   ActivationLoader<kTileM, kThreads, kVectorBytes> activations(p, thread, at.m0, at.group, at.k_begin);
   if (cluster) state.BeginCluster(kTileM);
   state.template FetchConstants<kThreads>(p, at, thread);
+  if constexpr (kHasZeroPoints<kFinish>) zeros.template Fetch<kThreads>(p, at, thread);
 
   const auto load_weights = [&](int k_tile, int stage) {
     const uint8_t* source = at.Weights(p, k_tile) + thread * 16;
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   FetchResiduals<kTileM, kTileN, kThreads>(p, at, shared, thread, PixelsInOrder{at.m0, p.m});
 
   int c[kBlocksM][kBlocksN][4] = {};
+  int codes[kBlocksM][2] = {};  // summed, of the columns that this thread has of two rows of a fragment
   const int row_a = warp / kWarpsN * kWarpM + lane % 16,
             row_b = warp % kWarpsN * kWarpN + lane / 16 * 8 + lane % 8;
   const int half_a = lane / 16, half_b = lane / 8 % 2;  // which 16 of the 32 bytes of k this lane addresses
@@ -81,6 +84,18 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
         const int row = row_b + j * 16;
         LoadMatrices(tile_b + row * kRowBytes + (((step * 2 + half_b) ^ (row % 8)) << 4), b[j]);
       }
+      if constexpr (kHasZeroPoints<kFinish>) {
+        const int left = p.k - k_tile * kRowBytes - step * 32 - lane % 4 * 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // past all of k lies whatever lay there
+          if (half * 16 >= left) continue;
+#pragma unroll
+          for (int i = 0; i < kBlocksM; ++i) {
+            codes[i][0] = AddCodes<kSigned>(a[i][half * 2], codes[i][0]);
+            codes[i][1] = AddCodes<kSigned>(a[i][half * 2 + 1], codes[i][1]);
+          }
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
@@ -96,6 +111,17 @@ __global__ void __launch_bounds__(kWarpsM * kWarpsN * 32)
   __syncthreads();
 
   const int out_row = warp / kWarpsN * kWarpM + lane / 4, out_column = warp % kWarpsN * kWarpN + lane % 4 * 4;
+  if constexpr (kHasZeroPoints<kFinish>) {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+      for (int& sum : codes[i]) {
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+      }
+      zeros.template TakeAway<kWarpN>(out_column, codes[i][0], codes[i][1], c[i][0]);
+    }
+  }
   if (kMayHaveBorders<kFinish> && at.split == 0) {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i)

@@ -11,7 +11,7 @@ std::string Refuse(const ConvProblem& problem, const Device&) {
   if (g.Taps() != 1 || problem.groups != 1 || problem.IsPadded() ||
       problem.shape.in_h != problem.shape.out_h || problem.shape.in_w != problem.shape.out_w)
     return "not a product of rows as they lie";
-  return problem.tiled && problem.vector16 && !problem.repacks && !problem.has_w_zero
+  return problem.tiled && problem.vector16 && !problem.repacks
              ? ""
              : "channels in no runs of 16, or codes that need a pass before";
 }

@@ -9,6 +9,9 @@
 //   bytes of K     0 .. 63           64 .. 127   ...
 //   lanes of a row 0 | 1 | 2 | 3     0 | 1 | 2 | 3
 //   product        1122 1122 ...
+//
+// Codes are added up, where zero points stay outside of weights (ZeroPoints), by one product more, with ones: each thread
+// then has the sums of the rows whose outputs it has.
 #include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/vector.h"
 #include "kernels/cuda/device/mma_s8.cuh"
@@ -26,7 +29,7 @@ __device__ __forceinline__ uint4 LoadOrZero(const uint8_t* from, bool inside) {
 }
 
 // kRows: 8 or 16, those of x are no more.
-template <int kRows, bool kSigned>
+template <int kRows, bool kSigned, bool kHasZeros>
 __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ VectorParams p) {
   __shared__ int partial[kWarps][kRows * kChannels];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, row = lane / 4;
@@ -57,6 +60,7 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   WaitForPredecessors();
 
   int parts[kSteps][4] = {};  // apart, so that products do not wait for each other
+  int codes[4] = {};
   for (int begin = 0;;) {
     uint4 top[kSteps], bottom[kSteps];
 #pragma unroll
@@ -72,6 +76,11 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
                      second[4] = {top[i].z, bottom[i].z, top[i].w, bottom[i].w};
       Multiply<kSigned>(parts[i], first, w[i].x, w[i].y);
       Multiply<kSigned>(parts[i], second, w[i].z, w[i].w);
+      if constexpr (kHasZeros) {
+        constexpr unsigned kOnes = 0x01010101;
+        Multiply<kSigned>(codes, first, kOnes, kOnes);
+        Multiply<kSigned>(codes, second, kOnes, kOnes);
+      }
     }
     begin += kRoundBytes;
     if (begin >= p.k) break;
@@ -79,8 +88,16 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   }
   LetSuccessorsStart();
   int* const own = partial[thread / 32] + row * kChannels + lane % 4 * 2;
+  int zeros[2] = {};
+  if constexpr (kHasZeros) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int of_sum = channel0 + lane % 4 * 2 + i;
+      if (of_sum < p.n) zeros[i] = e.w_zero[of_sum];
+    }
+  }
   const auto sum_of = [&](int i) {
-    int sum = 0;
+    int sum = -zeros[i % 2] * codes[i];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) sum += parts[step][i];
     return sum;
@@ -92,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
   int sum = 0;
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][thread];
-  FinishOne(e, p.residual, p.y, pixel, channel, sum, bias, scale, 0);
+  FinishOne(e, p.residual, p.y, pixel, channel, sum, bias, scale);
 }
 
 }  // namespace
@@ -100,11 +117,11 @@ __global__ void __launch_bounds__(kThreads) ConvVector(const __grid_constant__ V
 cudaError_t LaunchVector(const VectorParams& p, const ConvConfig&, const LaunchOptions& options) {
   static_assert(kMaxVectorRows == 16);
   return std::visit(
-      [&](auto rows, auto is_signed) {
-        return options.queue.Launch(ConvVector<rows, is_signed>, Dim((p.n + kChannels - 1) / kChannels),
-                                    kThreads, p);
+      [&](auto rows, auto is_signed, auto has_zeros) {
+        return options.queue.Launch(ConvVector<rows, is_signed, has_zeros>,
+                                    Dim((p.n + kChannels - 1) / kChannels), kThreads, p);
       },
-      OneOf<8, 16>(p.m <= 8 ? 8 : 16), OneOf(options.x_signed));
+      OneOf<8, 16>(p.m <= 8 ? 8 : 16), OneOf(options.x_signed), OneOf(p.epilogue.w_zero != nullptr));
 }
 
 }  // namespace lowbit::cuda

@@ -31,8 +31,8 @@ Int8Weights ToInt8(const ConvSpec& spec) {
     for (int64_t i = 0; i < k; ++i) {
       const int32_t value = spec.WeightValue(c, c * k + i) - shift;
       out.values[static_cast<size_t>(c * k + i)] = static_cast<int8_t>(value);
-      out.sum[static_cast<size_t>(c)] += value;
-      out.above[static_cast<size_t>(c)] += std::max(value, 0);
+      out.sum[static_cast<size_t>(c)] += value + shift;
+      out.above[static_cast<size_t>(c)] += std::max(value + shift, 0);
     }
   }
   return out;
@@ -61,17 +61,21 @@ void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uin
   }
 }
 
+// Channels that are only filled up have the weight 0, as w' has it: what stands for what lies outside of an image has codes
+// in them, too, and is added up where zero points stay outside.
 void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded,
                uint8_t* out) {
   const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;
   for (int64_t c = 0; c < g.out_channels; ++c) {
     const int64_t group = c / g.GroupOut(), r = InterleavedRow(static_cast<int>(c % g.GroupOut()));
     for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      for (int64_t i = 0; i < g.GroupIn(); ++i) {
+      for (int64_t i = 0; i < channels; ++i) {
         const int64_t k = tap * channels + i, chunk = k % kTileK / 16;
         const int64_t row = (group * k_tiles + k / kTileK) * n_padded + r;
-        out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] =
-            static_cast<uint8_t>(w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]);
+        const int32_t value = i < g.GroupIn()
+                                  ? w.values[static_cast<size_t>((c * g.Taps() + tap) * g.GroupIn() + i)]
+                                  : w.zero[static_cast<size_t>(c)];
+        out[row * kTileK + ((chunk ^ (r % 8)) * 16) + k % 16] = static_cast<uint8_t>(value);
       }
     }
   }

@@ -14,8 +14,8 @@ namespace lowbit::cuda {
 struct Int8Weights {
   std::vector<int8_t> values;  // logical order of ConvSpec::weights
   std::vector<int32_t> zero;   // [out_channels]
-  std::vector<int64_t> sum;    // [out_channels]
-  std::vector<int64_t> above;  // [out_channels], of those above 0
+  std::vector<int64_t> sum;    // [out_channels], of the weights less zero points
+  std::vector<int64_t> above;  // [out_channels], of those of them that are above 0
 };
 
 Int8Weights ToInt8(const ConvSpec& spec);

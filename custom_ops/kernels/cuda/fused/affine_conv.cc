@@ -122,6 +122,7 @@ AffineConvParams ProductOf(const PackedConv& conv, const ConvShape& shape, const
   const auto set_common = [&](bool may_be_floats) {
     ConvConfig tiles = config;
     tiles.kernel = &kWgmmaRow;
+    tiles.boxes = true;  // nothing lies outside of the image: it has the instances of what fetches boxes
     static_cast<ConvParams&>(p) = conv.Params(shape, tiles, may_be_floats);
   };
   set_common(true);

@@ -624,6 +624,8 @@ cudaError_t LaunchChain(const ChainParams& p, const LaunchOptions& options) {
                   kFinish == Finish::kLackingTail || kFinish == Finish::kBorderTail ||
                   kFinish == Finish::kPlanesTail) {
       return cudaErrorInvalidValue;  // as any floats (FinishOf)
+    } else if constexpr (kSigned && kFinish != Finish::kIntegers) {
+      return cudaErrorInvalidValue;  // both are integers where one input has a sign (ParamsOf)
     } else if constexpr (kSigned) {
       if (!p.x_signed) return LaunchRanks<false, true, kFinish>(p, options);
       return p.y_signed ? LaunchRanks<true, true, kFinish>(p, options)

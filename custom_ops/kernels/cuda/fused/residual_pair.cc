@@ -20,22 +20,27 @@ ResidualPairProblem ProblemOf(const ResidualPair& pair, const ResidualPairShapes
   return {pair.first->Problem(shapes.first), pair.second->Problem(shapes.second)};
 }
 
+ConvConfig WithBoxes(ConvConfig config) {
+  config.boxes = true;
+  return config;
+}
+
 // Those of a kernel of the same tiles.
 BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config,
                    bool may_be_floats) {
   BoxParams p = BoxesOf(conv.Problem(shape), config);
   static_cast<ConvParams&>(p) =
-      conv.Params(shape, {&kWgmmaRow, config.tile_m, config.tile_n, config.stages}, may_be_floats);
+      conv.Params(shape, WithBoxes({&kWgmmaRow, config.tile_m, config.tile_n, config.stages}), may_be_floats);
   return p;
 }
 
-// The sums of both are floats where the kernel has an instance for them, else integers, but where the tail adds
-// residuals.
+// The sums of both are floats where the kernel has an instance for them, which it has for no inputs with signs, else
+// integers, but where the tail adds residuals.
 ResidualPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shapes,
                             const ConvConfig& config) {
   ResidualPairParams p = {ParamsOf(*pair.first, shapes.first, config, true),
                           ParamsOf(*pair.second, shapes.second, config, true), config.keeps_weights};
-  if (FinishOf(p) == Finish::kIntegers) {
+  if (FinishOf(p) == Finish::kIntegers || pair.first->XSigned() || pair.second->XSigned()) {
     p.first = ParamsOf(*pair.first, shapes.first, config, false);
     p.second = ParamsOf(*pair.second, shapes.second, config, pair.second->Problem(shapes.second).in_tail);
   }
@@ -55,7 +60,7 @@ int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& confi
 
 std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   const auto loads_and_rounds = [](const ConvProblem& each) {
-    return each.boxes && each.requantizes && !each.borders;
+    return each.boxes && each.requantizes && !each.borders && !each.has_w_zero;
   };
   if (device.capability != 90) return "needs sm_90a";
   if (!loads_and_rounds(problem.first) || !loads_and_rounds(problem.second))

@@ -292,11 +292,15 @@ void LaunchLookup(const Run& run, LookupParams p) {
 
 }  // namespace
 
+bool MayHaveLines(const AffineSpec& spec) {
+  const int32_t lo = spec.quantizer.lo, count = spec.quantizer.hi - lo + 1;
+  return spec.quantizer.quantized && (count == kCodes || (count == kCodes / 2 && lo % count == 0)) &&
+         FastIsExact(spec);
+}
+
 std::optional<AffineLines> AffineLinesOf(const AffineSpec& spec) {
-  const int32_t lo = spec.quantizer.lo, hi = spec.quantizer.hi, count = hi - lo + 1;
-  if (!spec.quantizer.quantized || (count != kCodes && (count != kCodes / 2 || lo % count != 0)))
-    return std::nullopt;
-  AffineLines lines{{}, {}, spec.x_signed, spec.quantizer.is_signed, lo, hi};
+  if (!MayHaveLines(spec)) return std::nullopt;
+  AffineLines lines{{}, {}, spec.x_signed, spec.quantizer.is_signed, spec.quantizer.lo, spec.quantizer.hi};
   for (const ChannelGrid& grid : LinesOf(spec, true)) {
     lines.gain.push_back(grid.scale);
     lines.offset.push_back(grid.shift);

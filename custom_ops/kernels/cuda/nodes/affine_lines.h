@@ -16,6 +16,8 @@ struct AffineLines {
   bool x_signed = false, y_signed = false;
   int32_t lo = 0, hi = 255;  // 256 codes, or 128 from -128, 0 or 128 on
 };
+// Whether to look for them, which takes some microseconds a channel.
+bool MayHaveLines(const AffineSpec& spec);
 // Nothing where a channel has no line, or other codes are made.
 std::optional<AffineLines> AffineLinesOf(const AffineSpec& spec);
 

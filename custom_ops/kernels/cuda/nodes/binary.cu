@@ -1,7 +1,10 @@
 // Two tensors, one out, numpy broadcasting: LowBitAdd and LowBitMul on codes, Add, Sub, Mul and Div on
 // float32, the latter with a quantizer behind them.
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
+#include "core/epilogue.h"
 #include "kernels/cuda/nodes/codes.cuh"
 #include "kernels/cuda/nodes/node_support.h"
 
@@ -230,7 +233,59 @@ PackedNodePtr MakeFloatBinary(const char* name, const FloatBinaryParams& shared,
   });
 }
 
+// The addition of a tensor and the numbers of what a table has for the codes of another one, which is the second operand of
+// what is left; nothing where the table is of each channel, or numbers stand for codes already.
+std::optional<BinaryNode> WithTable(const LookupNode& lookup, const BinaryNode& add, bool mapped_first) {
+  BinaryNode out = add;
+  BinarySpec& spec = out.spec;
+  if (mapped_first) {  // sums are the same the other way round
+    std::swap(spec.a_signed, spec.b_signed);
+    std::swap(spec.a_scale, spec.b_scale);
+    std::swap(spec.a_zero_point, spec.b_zero_point);
+  }
+  if (spec.kind != BinaryKind::kAdd || !spec.b_table.empty() || lookup.channels != 1 ||
+      spec.b_signed != lookup.y_signed) {
+    return std::nullopt;
+  }
+  for (const uint8_t byte : lookup.table) {
+    const int32_t code = lookup.y_signed ? static_cast<int8_t>(byte) : byte;
+    spec.b_table.push_back(DequantizeCode(code, spec.b_scale, spec.b_zero_point));
+    if (!std::isfinite(spec.b_table.back())) return std::nullopt;
+  }
+  spec.b_signed = lookup.x_signed;
+  return out;
+}
+
+// Fed in the other order.
+class PackedMapped final : public PackedNode {
+ public:
+  PackedMapped(const BinaryNode& add, const Device& device) : add_(PackNode(add, device)) {}
+
+  NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
+    Require(fed.size() == 2, "a table and an addition were fed ", fed.size(), " tensors, expected 2");
+    const TensorShape of_add[] = {fed[1], fed[0]};
+    return MakePlan("add_table", [plan = add_->Plan(of_add, y)](const Run& run) {
+      const void* const tensors[] = {run.fed[1], run.fed[0]};
+      plan->Launch(tensors, run.y, run.workspace, run.queue);
+    });
+  }
+
+ private:
+  PackedNodePtr add_;
+};
+
 }  // namespace
+
+bool FusesMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first) {
+  return WithTable(lookup, add, mapped_first).has_value();
+}
+
+PackedNodePtr PackMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first,
+                         const Device& device) {
+  const std::optional<BinaryNode> node = WithTable(lookup, add, mapped_first);
+  Require(node.has_value(), "a table and an addition that do not fit each other");
+  return std::make_unique<PackedMapped>(*node, device);
+}
 
 PackedNodePtr Pack(const BinaryNode& node, const Device& device) {
   const BinarySpec& spec = node.spec;

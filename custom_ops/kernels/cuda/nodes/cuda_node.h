@@ -77,6 +77,11 @@ class PackedNode {
   }
   // In how many planes (core/bit_planes.h) the node may read the first tensor that it is fed; 0: in none.
   virtual int PlanesRead() const { return 0; }
+  // Whether it may read the second tensor that it is fed, which it adds, in so many.
+  virtual bool AddsPlanes(int planes) const {
+    static_cast<void>(planes);
+    return false;
+  }
   // Whether it makes planes of planes, as many as there are.
   virtual bool KeepsPlanes() const { return false; }
   // The estimated time; nullopt where it is not known, or no kernel reads and makes such planes.
@@ -170,6 +175,11 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
+// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table reads, the other
+// tensor. `mapped_first`: what the table has is the first operand.
+bool FusesMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first);
+std::unique_ptr<PackedNode> PackMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first,
+                                       const Device& device);
 // A LowBitAffine from codes to codes and the 1x1 convolution that alone reads it. At each shape they are one kernel or
 // two, as `both` chooses; the other chooser is of the convolution alone.
 struct AffineConvChoosers {

@@ -38,6 +38,7 @@
 #include <utility>
 
 #include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/spread.h"
 #include "kernels/cuda/nodes/float_product.cuh"
 
 namespace lowbit::cuda {
@@ -330,7 +331,7 @@ __device__ __forceinline__ Fours LoadResiduals(const SplitParams& p, int group, 
   return out;
 }
 
-// Their biases, those of kRows rows from i on: the first one's is that of the others, too, where they are of one row.
+// Their biases, those of kRows rows from i on.
 template <int kRows>
 __device__ __forceinline__ Fours LoadBiases(const SplitParams& p, int group, int i) {
   Fours out = {};
@@ -338,8 +339,6 @@ __device__ __forceinline__ Fours LoadBiases(const SplitParams& p, int group, int
   for (int e = 0; e < kRows; ++e) {
     if (p.bias != nullptr && i + e < p.rows) out.v[e] = p.bias[group * p.rows + i + e];
   }
-#pragma unroll
-  for (int e = kRows; e < 4; ++e) out.v[e] = out.v[0];
   return out;
 }
 
@@ -416,6 +415,9 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   constexpr bool kKeepsOwn = !kStoresColumns<Column>;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ uint64_t exchange;  // mbarrier: the sums that the blocks of a cluster send each other
+  // Fetched with the first weights, since what finishes a tile would wait for them. (Gemms finish outputs of many rows.)
+  constexpr bool kKeepsBiases = !kStoresColumns<Column>;
+  __shared__ float biases_of_rows[kKeepsBiases ? T::kRows : 1];
   constexpr int kTeams = kTeamsOf<T>, kThreads = kThreadsOf<T>;
   float* const all_stages = reinterpret_cast<float*>(shared);
   float* const stages = all_stages + Team<T>() * (kStages * kStageFloats<T>);
@@ -444,6 +446,12 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     if (s < steps) weights.Fetch(s, s);
+  }
+  if (kKeepsBiases && p.bias != nullptr) {
+    for (int row = tid; row < T::kRows; row += kThreads) {
+      CopyAsyncOrZero<4>(SharedAddress(biases_of_rows + row),
+                         p.bias + group * p.rows + min(i0 + row, p.rows - 1), true);
+    }
   }
   const Source source(p, group, j0, SharedAddress(stages + T::kWeightFloats));
   for (int s = 0; s < kStages; ++s) source.Prepare(k0 + s * T::kDepth, s);
@@ -483,6 +491,10 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     }
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  if (kKeepsBiases && steps == 0) {  // sums of nothing: no step has waited for the biases
+    WaitForCopies<0>();
+    __syncthreads();
+  }
   LetSuccessorsStart();
   if constexpr (kIsAsync<T>) {
     if (p.in_cluster) ClusterArrive();
@@ -513,34 +525,42 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     return j0 + (kStoresColumns<Column> ? place / T::kRows : place % T::kColumns);
   };
   float* const y = p.y + block * p.block_stride;
+  // Biases of outputs of one row, of which they are all.
+  const auto biases_of_row = [&](int i) {
+    Fours biases = {};
+#pragma unroll
+    for (float& bias : biases.v) bias = p.bias == nullptr ? 0.0f : biases_of_rows[i];
+    return biases;
+  };
+  // What is added to the outputs from a place in the tile on: to four that lie side by side, or to one.
+  const auto residuals_at = [&](auto fours, int place) -> Fours {
+    const int i = row_of(place), j = column_of(place);
+    const FourPlace at = {i, j, Column::Target(p, group, i, j)};
+    if constexpr (decltype(fours)::value) return LoadResiduals<Column, true>(p, group, at);
+    return {{i < p.rows && j < p.columns ? ResidualAt(p, at.at) : 0.0f}};
+  };
   // Finishes fours of the tile from number `begin` on, whose sums are what `parts` parts, part_floats apart, have from
   // `first_part` on once wait() is through: four outputs at a time, or one where four do not lie side by side.
+  // `residuals`: of a thread's first.
   const auto finish_part = [&](auto fours, int begin, int fours_count, const float* first_part,
-                               int part_floats, int parts, auto most, const auto& wait) {
+                               int part_floats, int parts, auto most, Fours residuals, const auto& wait) {
     constexpr bool kFours = decltype(fours)::value;
-    constexpr int kWidth = kFours ? 4 : 1, kBiases = kStoresColumns<Column> ? kWidth : 1;
+    constexpr int kWidth = kFours ? 4 : 1;
     const int count = fours_count * 4 / kWidth;
-    const auto place_at = [&](int at) -> FourPlace {
-      const int place = begin * 4 + at * kWidth, i = row_of(place), j = column_of(place);
-      return {i, j, Column::Target(p, group, i, j)};
-    };
-    const auto is_inside = [&](const FourPlace& place) { return place.i < p.rows && place.j < p.columns; };
-    Fours next_biases = {}, next_residuals = {};
-    const auto load_added = [&](int at) {
-      if (at >= count) return;
-      const FourPlace place = place_at(at);
-      next_biases = LoadBiases<kBiases>(p, group, place.i);
-      if constexpr (kFours) {
-        next_residuals = LoadResiduals<Column, true>(p, group, place);
-      } else if (is_inside(place)) {
-        next_residuals.v[0] = ResidualAt(p, place.at);
+    Fours next_biases = {};
+    const auto load_biases = [&](int at) {
+      if (!kKeepsBiases && at < count) {
+        next_biases = LoadBiases<kWidth>(p, group, row_of(begin * 4 + at * kWidth));
       }
     };
-    load_added(tid);
+    load_biases(tid);
     wait();
     for (int at = tid; at < count; at += kThreads) {
-      const Fours biases = next_biases, residuals = next_residuals;
-      load_added(at + kThreads);
+      const Fours own_residuals = residuals, own_biases = next_biases;
+      load_biases(at + kThreads);
+      if (p.limits.adds && at + kThreads < count) {
+        residuals = residuals_at(fours, begin * 4 + (at + kThreads) * kWidth);
+      }
       const auto load = [&](int s) {
         const float* const from = first_part + s * part_floats + at * kWidth;
         Fours out = {};
@@ -553,11 +573,13 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         return out;
       };
       const Fours all = AddSlices<decltype(most)::value>(parts, load);
-      const FourPlace place = place_at(at);
+      const int place = begin * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      const FourPlace target = {i, j, Column::Target(p, group, i, j)};
+      const Fours biases = kKeepsBiases ? biases_of_row(i - i0) : own_biases;
       if constexpr (kFours) {
-        StoreFours<Column, true>(p, y, group, place, all, biases, residuals);
-      } else if (is_inside(place)) {
-        y[place.at] = FinishSum(p, biases.v, all.v[0], residuals.v[0]);
+        StoreFours<Column, true>(p, y, group, target, all, biases, own_residuals);
+      } else if (i < p.rows && j < p.columns) {
+        y[target.at] = FinishSum(p, biases.v, all.v[0], own_residuals.v[0]);
       }
     }
   };
@@ -575,6 +597,16 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   };
 
   using std::bool_constant, std::integral_constant;
+  // Of the first outputs that a thread finishes: under way while sums meet.
+  Fours residuals = {};
+  if (p.limits.adds && (kTeams > 1 || p.in_cluster)) {
+    const int begin = p.in_cluster ? block * part : 0, count = p.in_cluster ? own_part : T::kOutputs / 4;
+    if (p.stores_fours) {
+      if (tid < count) residuals = residuals_at(bool_constant<true>(), (begin + tid) * 4);
+    } else if (tid < count * 4) {
+      residuals = residuals_at(bool_constant<false>(), begin * 4 + tid);
+    }
+  }
   if constexpr (kTeams > 1) {
     // The teams' sums, [teams][the tile], take the place of the stages, where every thread finds those of some outputs.
     static_assert(T::kOutputs <= kStages * kStageFloats<T>);
@@ -592,7 +624,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     if (!p.in_cluster) {
       const auto finish_all = [&](auto fours) {
         finish_part(fours, 0, T::kOutputs / 4, all_stages, T::kOutputs, kTeams,
-                    integral_constant<int, kTeams>(), [] {});
+                    integral_constant<int, kTeams>(), residuals, [] {});
       };
       if (p.stores_fours) {
         finish_all(bool_constant<true>());
@@ -612,8 +644,8 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       first[j] = Column::Target(p, group, first_row, first_column + j * T::kColumnStep);
     }
     const auto biases_of = [&](int square, int line) {
-      const int row = first_row + square / kFoursAcross * T::kRowStep;
-      return kStoresColumns<Column> ? LoadBiases<4>(p, group, row) : LoadBiases<1>(p, group, row + line);
+      const int row = sums.row + square / kFoursAcross * T::kRowStep;
+      return kKeepsBiases ? biases_of_row(row + line) : LoadBiases<4>(p, group, i0 + row);
     };
     const auto store_all = [&](auto fours, auto adds) {
       constexpr bool kFours = decltype(fours)::value, kMayAdd = decltype(adds)::value;
@@ -680,7 +712,8 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
   if constexpr (kKeepsOwn) __syncthreads();
   const auto finish_own = [&](auto fours) {
     finish_part(fours, block * part, own_part, received, part * 4, p.blocks,
-                integral_constant<int, kMostBlocks>(), [&] { WaitBarrier(SharedAddress(&exchange), 0); });
+                integral_constant<int, kMostBlocks>(), residuals,
+                [&] { WaitBarrier(SharedAddress(&exchange), 0); });
   };
   if (p.stores_fours) {
     finish_own(bool_constant<true>());
@@ -827,8 +860,10 @@ void LaunchTile(const Run& run, typename T::Params p, const Device& device) {
   Require(grid.y <= kMostGridRows && grid.z <= kMostGridRows, "a float product of ", p.rows, " outputs in ",
           p.groups, " groups is too large");
   constexpr int kTables = std::is_same_v<Source, WindowSource<T>> ? kTableBytes<T> : 0;
-  const LaunchShape shape{grid, kThreadsOf<T>, SharedBytes<T>(p.in_cluster) + kTables,
-                          Dim(1, 1, p.in_cluster ? p.blocks : 1)};
+  const int cluster = p.in_cluster ? p.blocks : 1;
+  const int bytes =
+      SpreadBytes(SharedBytes<T>(p.in_cluster) + kTables, int64_t{grid.x} * grid.y * grid.z, cluster, device);
+  const LaunchShape shape{grid, kThreadsOf<T>, bytes, Dim(1, 1, cluster)};
   run.Check(LaunchKernel<ProductTiles<Source, Column, T>>(run.queue, device, shape, p));
 }
 

@@ -7,6 +7,7 @@
 //   pixels   codes fetched                                                            | times gates, rounded, stored
 #include "core/elementwise.h"
 #include "kernels/cuda/conv/conv_row.h"
+#include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/device_epilogue.cuh"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/conv/vector.h"
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kThreads) GatedImage(const __grid_constant__ G
   };
   fetch();
 
-  int sum = 0;
+  int sum = 0, of_codes = 0;
+  const int zero = e.w_zero != nullptr && channel < p.n ? e.w_zero[channel] : 0;
   for (int k = lane * kLaneBytes; k < p.k; k += kLanes * kLaneBytes) {
     const uint4 x = LoadCodesOrZero(p.x + static_cast<int64_t>(image) * p.k + k, p.k - k, p.k);
     sum = DotFour<kSigned>(static_cast<int>(x.x), static_cast<int>(w.x), sum);
@@ -97,7 +99,11 @@ __global__ void __launch_bounds__(kThreads) GatedImage(const __grid_constant__ G
     sum = DotFour<kSigned>(static_cast<int>(x.z), static_cast<int>(w.z), sum);
     sum = DotFour<kSigned>(static_cast<int>(x.w), static_cast<int>(w.w), sum);
     w = load_weights(k + kLanes * kLaneBytes);
+    if (e.w_zero == nullptr) continue;
+    of_codes = AddCodes<kSigned>(x.y, AddCodes<kSigned>(x.x, of_codes));
+    of_codes = AddCodes<kSigned>(x.w, AddCodes<kSigned>(x.z, of_codes));
   }
+  sum -= zero * of_codes;  // zero points that stay outside of weights (ZeroPoints)
   sum = CombineGroup<kLanes>(sum, [](int a, int b) { return a + b; });
   if (finishes)
     reinterpret_cast<float*>(gates)[gate] = e.values[FinishCode(e, sum + bias, channel, scale, 0) & 255];
@@ -135,9 +141,9 @@ NodePlanPtr PlanGated(const std::shared_ptr<const PackedConv>& conv, const ConvS
   const ConvProblem problem = conv->Problem(shape);
   const Device& device = conv->On();
   const std::vector<int64_t>& dims = image.dims;
-  const bool is_product = problem.tiled && problem.IsFlat() && problem.groups == 1 && !problem.has_w_zero &&
-                          !conv->Bipolar() && conv->EpilogueOf().values != nullptr && shape.in_h == 1 &&
-                          shape.in_w == 1 && problem.n % 4 == 0;
+  const bool is_product = problem.tiled && problem.IsFlat() && problem.groups == 1 && !conv->Bipolar() &&
+                          conv->EpilogueOf().values != nullptr && shape.in_h == 1 && shape.in_w == 1 &&
+                          problem.n % 4 == 0;
   const bool is_image = dims.size() > 2 && dims.front() == shape.batch && dims.back() == problem.n;
   if (multiply.kind != BinaryKind::kMul || !multiply.quantizer.quantized || !is_product || !is_image ||
       shape.batch > kMaxColumns) {

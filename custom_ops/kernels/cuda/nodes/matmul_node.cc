@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "core/epilogue.h"
@@ -92,6 +93,7 @@ class PackedMatmul final : public PackedNode {
     return storing;
   }
   int PlanesRead() const override { return cuda::PlanesRead(*conv_); }
+  bool AddsPlanes(int planes) const override { return is_link_ && conv_->MayAddPlanes(planes); }
   std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
     const ConvShape shape = ShapeOf(fed[0]);
     // What a product flattens are no channels of one pixel.
@@ -118,7 +120,8 @@ class PackedMatmul final : public PackedNode {
   // What a choice of kernels depends on.
   std::string PlanesText() const {
     if (planes_ == TensorPlanes{}) return "";
-    return " planes " + std::to_string(planes_.x) + ">" + std::to_string(planes_.y);
+    const std::string added = planes_.added > 0 ? "+" + std::to_string(planes_.added) : "";
+    return " planes " + std::to_string(planes_.x) + added + ">" + std::to_string(planes_.y);
   }
 
   ConvGeometry geometry_;
@@ -162,6 +165,7 @@ class PackedConvAdd final : public PackedNode {
     return fused_.Link(fed);
   }
   int PlanesRead() const override { return fused_.PlanesRead(); }
+  bool AddsPlanes(int planes) const override { return fused_.AddsPlanes(planes); }
   std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
     if (fed.size() < 2 || MadeOf(fed).dims != fed[1].dims) return std::nullopt;
     return fused_.Microseconds(fed, planes);
@@ -298,23 +302,28 @@ class PackedResidualPair final : public PackedNode {
 
 class PackedAffineConv final : public PackedNode {
  public:
-  PackedAffineConv(const AffineNode& affine, const AffineLines& lines, const MatmulNode& conv,
-                   const Device& device, const AffineConvChoosers& choosers, std::span<const uint8_t> packed)
+  PackedAffineConv(const AffineNode& affine, const MatmulNode& conv, const Device& device,
+                   const AffineConvChoosers& choosers, std::span<const uint8_t> packed)
       : choose_(choosers.both),
         made_type_(affine.spec.quantizer.is_signed ? ElementType::kInt8 : ElementType::kUInt8),
-        affine_(PackNode(affine, device)),
-        conv_(conv, device, choosers.conv, packed),
-        lines_(PackLines(lines, conv.conv.geometry.in_channels, device)) {}
+        affine_node_(affine),
+        device_(device),
+        conv_(conv, device, choosers.conv, packed) {
+    if (const std::optional<AffineLines> lines = AffineLinesOf(affine.spec))
+      lines_ = PackLines(*lines, conv.conv.geometry.in_channels, device);
+  }
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     Require(fed.size() == 1, "a function and a convolution were fed ", fed.size(), " tensors, expected 1");
-    const AffineConv nodes = NodesAt(fed[0]);
     const TensorShape made{made_type_, fed[0].dims};
+    const auto plan_in_turn = [&] {
+      return PlanInTurn(PackedAffine().Plan(fed, made), conv_.Plan(std::span(&made, 1), y),
+                        ElementCount(made.dims));
+    };
+    if (lines_ == nullptr) return plan_in_turn();
+    const AffineConv nodes = NodesAt(fed[0]);
     const auto plan = [&](const ConvConfig& config) {
-      if (config.kernel != &kAffineConvKernel) {
-        return PlanInTurn(affine_->Plan(fed, made), conv_.Plan(std::span(&made, 1), y),
-                          ElementCount(made.dims));
-      }
+      if (config.kernel != &kAffineConvKernel) return plan_in_turn();
       return MakePlan(config.Text(), [fused = PlanAffineConv(nodes, config)](const Run& run) {
         LaunchAffineConv(*fused, run.fed.first(1), nullptr, run.y, run.queue);
       });
@@ -324,18 +333,28 @@ class PackedAffineConv final : public PackedNode {
     return plan(choose_({ShapeText(nodes.shape), configs, plan, {fed.begin(), fed.end()}, y}));
   }
   std::shared_ptr<const AffineConv> Affine(Shapes fed) const override {
-    return fed.size() == 1 ? std::make_shared<const AffineConv>(NodesAt(fed[0])) : nullptr;
+    return fed.size() == 1 && lines_ != nullptr ? std::make_shared<const AffineConv>(NodesAt(fed[0]))
+                                                : nullptr;
   }
   std::vector<uint8_t> Packed() const override { return conv_.Packed(); }
 
  private:
   AffineConv NodesAt(const TensorShape& x) const { return {lines_, conv_.Conv(), conv_.ShapeOf(x), {}}; }
+  // Alone it has lines of its own, which most sessions need for no shape.
+  const PackedNode& PackedAffine() const {
+    const std::scoped_lock lock(packing_);
+    if (affine_ == nullptr) affine_ = PackNode(affine_node_, device_);
+    return *affine_;
+  }
 
   ConvChooser choose_;
   ElementType made_type_;
-  PackedNodePtr affine_;
+  AffineNode affine_node_;
+  Device device_;
+  mutable std::mutex packing_;
+  mutable PackedNodePtr affine_;
   PackedMatmul conv_;
-  std::shared_ptr<const PackedLines> lines_;
+  std::shared_ptr<const PackedLines> lines_;  // null where a channel has none: both run in turn
 };
 
 // Floats in, quantized on the way into the convolution. Out come its codes, or the largest ones of windows.
@@ -528,7 +547,8 @@ PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
 }
 
-// Whether a shape has a kernel for both, AffineConvConfigs says.
+// Whether a shape has a kernel for both, AffineConvConfigs says; whether each channel has a line, PackAffineConv, as steps are
+// made by many threads.
 bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device) {
   const ConvGeometry& g = conv.conv.geometry;
   const Epilogue& e = conv.conv.epilogue;
@@ -540,14 +560,12 @@ bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device&
          conv.conv.x.encoding != Encoding::kBipolar && PackedConv::FitsBoxes(conv.conv) &&
          spec.quantizer.quantized &&
          spec.quantizer.is_signed == (conv.conv.x.encoding == Encoding::kSigned) &&
-         (spec.channels == 1 || spec.channels == g.in_channels) && AffineLinesOf(spec).has_value();
+         (spec.channels == 1 || spec.channels == g.in_channels) && MayHaveLines(spec);
 }
 
 PackedNodePtr PackAffineConv(const AffineNode& affine, const MatmulNode& conv, const Device& device,
                              const AffineConvChoosers& choosers, std::span<const uint8_t> packed) {
-  const std::optional<AffineLines> lines = AffineLinesOf(affine.spec);
-  Require(lines.has_value(), "a function of codes and a convolution that do not fit each other");
-  return std::make_unique<PackedAffineConv>(affine, *lines, conv, device, choosers, packed);
+  return std::make_unique<PackedAffineConv>(affine, conv, device, choosers, packed);
 }
 
 std::optional<ConvChain> FindChain(const PackedNode& first, std::span<const TensorShape> first_fed,

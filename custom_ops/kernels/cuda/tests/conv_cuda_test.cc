@@ -36,6 +36,7 @@
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
 #include "kernels/cuda/fused/stem_pool.h"
+#include "kernels/cuda/nodes/cuda_node.h"
 #include "kernels/cuda/tests/draws.h"
 #include "kernels/cuda/tests/host_planes.h"
 #include "kernels/reference/conv_reference.h"
@@ -87,6 +88,18 @@ struct PooledNode {
   Node conv;
   Window window;
   int64_t pooled_h = 0, pooled_w = 0;
+};
+
+// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's channels by what they
+// make, as a squeeze-and-excitation ends.
+struct GatedCase {
+  MatmulNode product;
+  std::optional<LookupNode> lookup;
+  BinaryNode multiply;
+  bool made_first = false;
+  int64_t batch = 1, height = 1, width = 1;
+
+  const LookupNode* Table() const { return lookup ? &*lookup : nullptr; }
 };
 
 // Two in a row; the residuals of the first may be made by a third one, or its input by one with windows.
@@ -260,10 +273,12 @@ class Generator : public cuda::Draws {
       spec.weights = Codes(spec.w, g.out_channels * g.K());
       spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
     }
+    const bool adds = kind == "planes" && Coin(0.4);
     do {
       node.spec.epilogue = {};
       MakeEpilogue(node.spec);
-    } while (kind == "planes" && !BecomesFewCodes(node.spec.epilogue));
+    } while (kind == "planes" &&
+             (!BecomesFewCodes(node.spec.epilogue) || (adds && !node.spec.epilogue.has_residual)));
     if ((kind == "windows" || has_few_bits || kind == "deep") && Coin()) node.spec.x_zero_point = 0;
     return node;
   }
@@ -413,6 +428,49 @@ class Generator : public cuda::Draws {
     return chain;
   }
 
+  GatedCase MakeGated() {
+    GatedCase nodes;
+    nodes.batch = Int(1, 4);
+    nodes.height = Coin(0.1) ? 1 : Int(1, 20);
+    nodes.width = Coin(0.1) ? 1 : Coin(0.1) ? Int(60, 90) : Int(1, 20);
+    ConvSpec& spec = nodes.product.conv;
+    ConvGeometry& g = spec.geometry;
+    g.in_channels = Coin() ? 4 * Int(1, 60) : Int(1, 150);
+    g.out_channels = Coin(0.4) ? 16 * Int(1, 20) : Coin(0.7) ? 4 * Int(1, 60) : Int(1, 100);
+    do {
+      Operands(spec);
+      if (Coin(0.8)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
+      do {
+        spec.epilogue = {};
+        MakeEpilogue(spec);
+      } while (!spec.epilogue.quantized_output || spec.epilogue.has_residual);
+      nodes.made_first = Coin();
+      nodes.lookup.reset();
+      if (Coin())
+        nodes.lookup = LookupNode{spec.epilogue.y_signed, Coin(), 1, Codes({8, Encoding::kUnsigned}, 256)};
+      BinarySpec& multiply = nodes.multiply.spec;
+      multiply = {};
+      multiply.kind = BinaryKind::kMul;
+      multiply.a_signed = Coin();
+      multiply.b_signed = Coin();
+      (nodes.made_first ? multiply.a_signed : multiply.b_signed) =
+          nodes.lookup ? nodes.lookup->y_signed : spec.epilogue.y_signed;
+      const auto zero_point = [&](bool is_signed) {
+        return static_cast<int32_t>(is_signed ? Int(-128, 127) : Int(0, 255));
+      };
+      multiply.a_zero_point = zero_point(multiply.a_signed);
+      multiply.b_zero_point = zero_point(multiply.b_signed);
+      const bool is_exact = Coin();  // many ties
+      for (float* const scale : {&multiply.a_scale, &multiply.b_scale, &multiply.quantizer.scale})
+        *scale = is_exact ? std::exp2(static_cast<float>(Int(-7, -1))) : Real(0.002f, 0.1f);
+      multiply.quantizer.quantized = true;
+      multiply.quantizer.is_signed = Coin();
+      Range(multiply.quantizer.is_signed, multiply.quantizer.zero_point, multiply.quantizer.lo,
+            multiply.quantizer.hi);
+    } while (!cuda::FusesTableSum(nodes.product, nodes.Table(), nodes.multiply, nodes.made_first));
+    return nodes;
+  }
+
   // A bottleneck: windows in front of two 1x1 convolutions.
   Chain MakeBottleneck(const cuda::Device& device) {
     using enum cuda::Finish;
@@ -447,15 +505,15 @@ class Generator : public cuda::Draws {
                                                    {kFloatsAdding, kFloats}});
     const cuda::Finish of_windows =
         second == kFloats ? Of({kFloats, kFloatsFromZero, kCappedFromZero, kTail, kLackingTail}) : second;
-    windows.spec = Finishing(of_windows, s, 64 * Of({1, 1, 2}), between, device, false, g).spec;
-    chain.first = Finishing(first, behind, between, wide, device, false, ConvGeometry{});
-    chain.second = Finishing(second, behind, wide, 16 * Int(1, 8), device, false, ConvGeometry{});
+    windows.spec = Finishing(of_windows, s, 64 * Of({1, 1, 2}), between, device, false, false, g).spec;
+    chain.first = Finishing(first, behind, between, wide, device, false, false, ConvGeometry{});
+    chain.second = Finishing(second, behind, wide, 16 * Int(1, 8), device, false, false, ConvGeometry{});
     if (!chain.first.spec.epilogue.has_residual || Coin()) return chain;
     // Another reads what the windows make; the first one reads something else, maybe with a stride.
     const bool is_multiplied = first == kFloatsOnLine || first == kFloatsInverse || first == kCappedOnLine;
     chain.residuals = is_multiplied ? Making(behind, between, wide, device)
                                     : Finishing(Coin() ? kFloatsFromZero : kFloats, behind, between, wide,
-                                                device, false, ConvGeometry{});
+                                                device, false, false, ConvGeometry{});
     Stride(chain.first);
     return chain;
   }
@@ -551,9 +609,10 @@ class Generator : public cuda::Draws {
   }
 
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
-  // take, or those of `of`. is_binary: as binary networks have it, so that windows have borders.
+  // take, or those of `of`. is_binary: as binary networks have it, so that windows have borders; is_signed: of
+  // inputs with signs.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
-                 const cuda::Device& device, bool is_binary = false,
+                 const cuda::Device& device, bool is_binary = false, bool is_signed = false,
                  const std::optional<ConvGeometry>& of = std::nullopt) {
     constexpr int kMostDraws = 100000;
     Node node;
@@ -569,10 +628,10 @@ class Generator : public cuda::Draws {
       g.in_channels = in_channels;
       g.out_channels = out_channels;
       Operands(node.spec);
-      const bool may_be_signed = finish == cuda::Finish::kIntegersInTail;
+      const bool may_be_signed = is_signed || finish == cuda::Finish::kIntegersInTail;
+      const Encoding x = node.spec.x.encoding;
       if (is_binary ? !IsBipolar(node.spec)
-                    : node.spec.x.encoding != Encoding::kUnsigned &&
-                          !(may_be_signed && node.spec.x.encoding == Encoding::kSigned)) {
+                    : x == Encoding::kBipolar || (x == Encoding::kSigned ? !may_be_signed : is_signed)) {
         continue;
       }
       if (!is_binary) node.spec.x.bits = 8;  // whatever other nodes make
@@ -583,7 +642,8 @@ class Generator : public cuda::Draws {
         LoseLines(node.spec.epilogue);
       if (!cuda::MayRoundFours(node.spec.epilogue)) continue;
       const cuda::PackedConv packed(node.spec, device, {});
-      const cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+      cuda::ConvConfig config{&cuda::kWgmmaRow, 64, 32, 1};
+      config.boxes = is_signed;  // which have floats of such inputs
       if (packed.Problem(shape).requantizes &&
           cuda::FinishOf(packed.Params(shape, config).epilogue) == finish) {
         return node;
@@ -600,8 +660,8 @@ class Generator : public cuda::Draws {
     };
     Node node;
     do {
-      node =
-          Finishing(cuda::Finish::kFloats, shape, in_channels, out_channels, device, false, ConvGeometry{});
+      node = Finishing(cuda::Finish::kFloats, shape, in_channels, out_channels, device, false, false,
+                       ConvGeometry{});
     } while (!fits(node));
     return node;
   }
@@ -634,6 +694,14 @@ class Generator : public cuda::Draws {
     if (e.kind == EpilogueKind::kRequantize && !e.has_residual) {
       e.lo = e.zero_point = 0;
       e.hi = e.y_hi;
+    }
+    if (e.has_residual && Coin(0.8)) {  // of as few, as are those that they are added to
+      e.residual_signed = false;
+      e.residual_zero_point = static_cast<int32_t>(Int(0, 1));
+      for (float* const scale : {&e.inner_scale, &e.residual_scale, &e.y_scale}) *scale = Real(0.3f, 1.5f);
+      e.lo = static_cast<int32_t>(Int(-2, 1));
+      e.hi = e.lo + static_cast<int32_t>(Int(1, 3));
+      e.zero_point = static_cast<int32_t>(Int(e.lo, e.hi));
     }
     return true;
   }
@@ -935,10 +1003,12 @@ uint8_t Added(const cuda::ResidualSum& sum, uint8_t code, uint8_t residual) {
   return static_cast<uint8_t>(QuantizeCode(v, sum.y.scale, sum.y.zero_point, sum.lo, sum.hi));
 }
 
-// What a node of class "planes" reads and stores: the input, the codes or both in planes, as kernels take them.
-TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed) {
+// What a node of class "planes" reads and stores: the input, the residuals, of so many bits, the codes or more of them in
+// planes, as kernels take them.
+TensorPlanes DrawPlanes(Generator& generator, const cuda::PackedConv& packed, int residual_bits) {
   TensorPlanes planes;
   if (generator.Coin(0.7)) planes.x = cuda::PlanesRead(packed);
+  if (packed.MayAddPlanes(residual_bits) && generator.Coin(0.7)) planes.added = residual_bits;
   if (planes.x > 0 && generator.Coin(0.3)) return planes;
   for (const int count : {1, 2}) {
     if (planes.y == 0 && packed.MayStorePlanes(count)) planes.y = count;
@@ -1040,7 +1110,9 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   std::optional<cuda::PixelQuantizer> quantizer;
   if (cuda::FitsPixels(spec)) quantizer = MakePixels(spec, s, generator, floats, x);
   std::vector<uint8_t> residual;
-  if (spec.epilogue.has_residual) residual = generator.Codes({8, Encoding::kUnsigned}, outputs);
+  const bool has_planes = node.kind == "planes";
+  const int residual_bits = has_planes ? generator.Of({1, 2, 8}) : 8;
+  if (spec.epilogue.has_residual) residual = generator.Codes({residual_bits, Encoding::kUnsigned}, outputs);
   std::vector<uint8_t> expected(static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4));
   Threads pool;
   const auto reference = ReferenceRows()[0].create(spec);
@@ -1048,7 +1120,6 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
 
   cuda::StoredAs stored;
   std::optional<cuda::CodeGrid>& dequantized = stored.dequantized;
-  const bool has_planes = node.kind == "planes";
   if (spec.epilogue.quantized_output && !has_planes && generator.Coin(0.15)) {
     const Epilogue& e = spec.epilogue;
     dequantized = {e.y_signed, generator.Real(0.01f, 0.1f), static_cast<int32_t>(generator.Int(-100, 100))};
@@ -1091,9 +1162,10 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     lean.weights.clear();
     packed = cuda::PackConv(lean, device, cuda::SavePacked(*packed), stored);
   }
-  TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed) : TensorPlanes{};
+  TensorPlanes planes = has_planes ? DrawPlanes(generator, *packed, residual_bits) : TensorPlanes{};
   if (node.kind == "flat bits" && generator.Coin()) planes.x = cuda::PlanesRead(*packed);
   if (planes.x > 0) x = cuda::AsPlanes(x, g.in_channels, planes.x);
+  if (planes.added > 0) residual = cuda::AsPlanes(residual, g.out_channels, planes.added);
   if (planes.y > 0) expected = cuda::AsPlanes(expected, g.out_channels, planes.y);
   const size_t y_bytes = expected.size();
   const int64_t elements = planes.y > 0 ? static_cast<int64_t>(y_bytes) : outputs;
@@ -1154,7 +1226,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
     SynchronizeOrExit(node.kind + " " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
     const std::string of_planes = planes != TensorPlanes{}
-                                      ? " planes " + std::to_string(planes.x) + ">" + std::to_string(planes.y)
+                                      ? " planes " + std::to_string(planes.x) + "+" +
+                                            std::to_string(planes.added) + ">" + std::to_string(planes.y)
                                       : "";
     Counts& counts = by[from_floats          ? config.Text() + " floats"
                         : config.stages == 0 ? config.Text()
@@ -1409,6 +1482,70 @@ bool TestAffineConv(const AffineConvCase& nodes, Generator& generator, const cud
   return equal;
 }
 
+// As one node, which is one kernel at most shapes, against one after the other.
+bool TestGated(const GatedCase& nodes, Generator& generator, const cuda::Device& device,
+               std::map<std::string, Counts>& by) {
+  const ConvSpec& spec = nodes.product.conv;
+  const BinarySpec& multiply = nodes.multiply.spec;
+  const int64_t k = spec.geometry.in_channels, n = spec.geometry.out_channels;
+  const ConvShape shape = {nodes.batch, 1, 1, 1, 1};
+  const std::vector<uint8_t> x = generator.Codes(spec.x, nodes.batch * k),
+                             image = generator.Codes({8, Encoding::kUnsigned},
+                                                     nodes.batch * nodes.height * nodes.width * n);
+  std::vector<uint8_t> gates(static_cast<size_t>(nodes.batch * n));
+  Threads pool;
+  ReferenceRows()[0].create(spec)->Run({shape, x.data(), nullptr, gates.data()}, pool);
+  const auto number = [&](uint8_t byte, bool is_first) {
+    const bool is_signed = is_first ? multiply.a_signed : multiply.b_signed;
+    return DequantizeCode(is_signed ? static_cast<int8_t>(byte) : byte,
+                          is_first ? multiply.a_scale : multiply.b_scale,
+                          is_first ? multiply.a_zero_point : multiply.b_zero_point);
+  };
+  const Quantizer& y = multiply.quantizer;
+  std::vector<uint8_t> expected;
+  for (size_t i = 0; i < image.size(); ++i) {
+    const int64_t pixel = static_cast<int64_t>(i) / n, channel = static_cast<int64_t>(i) % n;
+    uint8_t gate = gates[static_cast<size_t>(pixel / (nodes.height * nodes.width) * n + channel)];
+    if (nodes.lookup) gate = nodes.lookup->table[gate];
+    const float v = number(gate, nodes.made_first) * number(image[i], !nodes.made_first);
+    expected.push_back(static_cast<uint8_t>(QuantizeCode(v, y.scale, y.zero_point, y.lo, y.hi)));
+  }
+
+  const auto type = [](bool is_signed) { return is_signed ? ElementType::kInt8 : ElementType::kUInt8; };
+  const std::vector<int64_t> dims = {nodes.batch, nodes.height, nodes.width, n};
+  const TensorShape fed[] = {{type(spec.x.encoding == Encoding::kSigned), {nodes.batch, 1, 1, k}},
+                             {type(nodes.made_first ? multiply.b_signed : multiply.a_signed), dims}};
+  const auto node =
+      cuda::PackTableSum(nodes.product, nodes.Table(), nodes.multiply, nodes.made_first, device, {});
+  const auto plan = node->Plan(fed, {type(y.is_signed), dims});
+  constexpr size_t guard = 256;
+  std::vector<uint8_t> found(expected.size() + guard);
+  DeviceBuffer device_x(x.size()), device_image(image.size()), device_y(found.size()),
+      workspace(plan->WorkspaceBytes()), elsewhere(std::max(x.size(), found.size()));
+  Check(cudaMemcpy(device_x.Get(), x.data(), x.size(), cudaMemcpyHostToDevice), "copy x");
+  Check(cudaMemcpy(device_image.Get(), image.data(), image.size(), cudaMemcpyHostToDevice), "copy an image");
+  Check(cudaMemset(device_y.Get(), 0xA5, found.size()), "poison");
+  Run(
+      [&](cuda::Queue& queue, bool moved) {
+        const void* const of_run[] = {moved ? elsewhere.Get() : device_x.Get(), device_image.Get()};
+        plan->Launch(of_run, moved ? elsewhere.Get() : device_y.Get(), workspace.Get(), queue);
+      },
+      generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}), generator.Coin());
+  SynchronizeOrExit(plan->Text());
+  Check(cudaMemcpy(found.data(), device_y.Get(), found.size(), cudaMemcpyDeviceToHost), "copy y");
+  Counts& counts = by[plan->Text() == "gated" ? "gated" : "gated: several kernels"];
+  ++counts.runs;
+  const auto first = std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
+  const bool overrun = std::any_of(found.begin() + static_cast<int64_t>(expected.size()), found.end(),
+                                   [](uint8_t b) { return b != 0xA5; });
+  if (first == static_cast<int64_t>(expected.size()) && !overrun) return true;
+  ++counts.wrong_runs;
+  std::cout << "WRONG " << plan->Text() << ": first " << first << " of " << expected.size()
+            << (overrun ? ", guard bytes overwritten" : "") << "; " << nodes.batch << "x" << nodes.height
+            << "x" << nodes.width << "x" << n << ", products of " << k << "\n";
+  return false;
+}
+
 // Returns whether all configurations of two convolutions in one launch agree; true where there are none.
 bool TestChain(const Chain& nodes, Generator& generator, const cuda::Device& device,
                std::map<std::string, Counts>& by, size_t most, const std::string& text) {
@@ -1630,6 +1767,13 @@ std::pair<int64_t, int64_t> TestFinishes(Generator& generator, const cuda::Devic
         generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(), device);
     count(TestNode(node, generator, device, by, most, text));
   }
+  for (const cuda::Finish finish :
+       {kFloatsFromZero, kCappedFromZero, kTail, kLackingTail, kFloatsOnLine, kFloatsInverse, kCappedOnLine,
+        kCappedTailOnLine, kCappedLackingOnLine, kCappedInTail, kWordsTailOnLine, kFloats, kFloatsAdding}) {
+    const Node node = generator.Finishing(finish, shape, generator.Coin() ? 128 : channels(), channels(),
+                                          device, false, true);
+    count(TestNode(node, generator, device, by, most, text));
+  }
   for (const int64_t out : {64, 128}) {
     const Node node = generator.Finishing(kBorderTail, shape, 128, out, device, true);
     count(TestNode(node, generator, device, by, most, text));
@@ -1719,6 +1863,9 @@ int main(int argc, char** argv) {
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "affined") && i < per_class; ++i, ++nodes) {
       if (!TestAffineConv(generator.MakeAffineConv(), generator, device, by, most, text)) ++wrong;
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "gated") && i < per_class; ++i, ++nodes) {
+      if (!TestGated(generator.MakeGated(), generator, device, by)) ++wrong;
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pooled") && i < per_class; ++i, ++nodes) {
       if (!TestPooled(generator, device, by)) ++wrong;

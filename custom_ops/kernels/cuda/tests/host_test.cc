@@ -23,6 +23,7 @@
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/conv/weight_rows.h"
 #include "kernels/cuda/device/architectures.h"
+#include "kernels/cuda/device/spread.h"
 #include "kernels/cuda/fused/affine_conv.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/chain_params.h"
@@ -522,6 +523,7 @@ std::vector<Case> Cases() {
       {"7x7 of 3 channels", Geometry(3, 16, 7, 2, 3), 1, 17, 15, kU, kS, 0},
       {"5x5 of 20 channels", Geometry(20, 9, 5, 1, 2), 1, 6, 6, kS, kS, 0},
       {"weights that leave int8", Geometry(32, 33, 3, 1, 1), 1, 6, 5, kU, kU, 20},
+      {"weights of 5 channels that leave int8", Geometry(5, 9, 3, 1, 1), 1, 6, 5, kS, kU, 200},
       {"weights that a zero point brings into int8", Geometry(16, 32, 1, 1, 0), 1, 3, 3, kU, kU, 128},
   };
   Case sides{"sides that differ", Geometry(16, 24, 3, 1, 0), 2, 9, 4, kU, kS, 0};
@@ -555,17 +557,13 @@ int32_t Code(const ConvSpec& spec, uint8_t byte) {
   return spec.x.encoding == Encoding::kSigned ? static_cast<int8_t>(byte) : byte;
 }
 
-// The definition: the sum of one output, and that of its activations (without their zero point).
-struct Sums {
-  int64_t products = 0, activations = 0;
-};
-
-Sums Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<uint8_t>& x, int64_t pixel,
-                int64_t channel) {
+// The definition: the sum of one output.
+int64_t Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<uint8_t>& x, int64_t pixel,
+                   int64_t channel) {
   const ConvGeometry& g = spec.geometry;
   const int64_t image = pixel / (shape.out_h * shape.out_w), rest = pixel % (shape.out_h * shape.out_w);
   const int64_t group = channel / g.GroupOut();
-  Sums sums;
+  int64_t sum = 0;
   int64_t index = channel * g.K();
   for (int64_t ty = 0; ty < g.kernel_h; ++ty) {
     for (int64_t tx = 0; tx < g.kernel_w; ++tx) {
@@ -576,12 +574,11 @@ Sums Definition(const ConvSpec& spec, const ConvShape& shape, const std::vector<
         const int64_t at =
             ((image * shape.in_h + y) * shape.in_w + column) * g.in_channels + group * g.GroupIn() + i;
         const int64_t value = Code(spec, x[static_cast<size_t>(at)]) - spec.x_zero_point;
-        sums.activations += value;
-        sums.products += value * spec.WeightValue(channel, index);
+        sum += value * spec.WeightValue(channel, index);
       }
     }
   }
-  return sums;
+  return sum;
 }
 
 // The input as the tile kernels read it: channels of a group filled up to `channels`.
@@ -639,11 +636,13 @@ class Walk {
 // Where channel n of a group lies among the rows of a weight tile: FinishTile's order.
 int64_t TileRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
-// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included.
+// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included, zero points of weights
+// taken away.
 uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<uint8_t>& x, int pixel,
                  int64_t channel, int vector) {
   const int64_t group = channel / p.n, row = TileRow(channel % p.n);
   uint32_t sum = static_cast<uint32_t>(p.epilogue.bias[channel]);
+  const int32_t zero = p.epilogue.w_zero != nullptr ? p.epilogue.w_zero[channel] : 0;
   for (int start = 0; start < kTileK && start < p.k; start += vector) {
     Walk walk(p, pixel, static_cast<int>(group), start);
     for (int k = start; k < p.k; k += kTileK, walk.Step()) {
@@ -654,7 +653,7 @@ uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<
         const bool inside = p.all_inside || walk.Inside();
         const uint8_t byte =
             inside ? x[static_cast<size_t>(walk.offset() + i)] : static_cast<uint8_t>(p.fill);
-        sum += static_cast<uint32_t>(Code(spec, byte) * weight);
+        sum += static_cast<uint32_t>(Code(spec, byte) * (weight - zero));
       }
     }
   }
@@ -681,13 +680,11 @@ void CheckCase(const Case& c) {
   int wrong = 0;
   for (int64_t pixel = 0; pixel < shape.OutPixels(); ++pixel) {
     for (int64_t channel = 0; channel < g.out_channels; ++channel) {
-      const Sums sums = Definition(spec, shape, x, pixel, channel);
+      const int64_t sum = Definition(spec, shape, x, pixel, channel);
       const auto at = static_cast<size_t>(channel);
-      uint32_t got = TileSum(spec, p, gathered, static_cast<int>(pixel), channel, problem.vector16 ? 16 : 4);
-      if (p.epilogue.w_zero != nullptr) {
-        got -= static_cast<uint32_t>(p.epilogue.w_zero[channel]) * static_cast<uint32_t>(sums.activations);
-      }
-      wrong += got == static_cast<uint32_t>(sums.products + spec.bias[at]) ? 0 : 1;
+      const uint32_t got =
+          TileSum(spec, p, gathered, static_cast<int>(pixel), channel, problem.vector16 ? 16 : 4);
+      wrong += got == static_cast<uint32_t>(sum + spec.bias[at]) ? 0 : 1;
     }
   }
   Expect(wrong == 0, std::string(c.name) + ": " + std::to_string(wrong) + " sums differ from the definition");
@@ -1111,7 +1108,12 @@ SumForm FormOf(ConvSpec spec, int8_t w, int32_t bias, float multiplier) {
   signed_x.x.encoding = Encoding::kSigned;
   const PackedConv of_signed(signed_x, DeviceOf(90, 132, 227), {});
   Expect(FinishOf(of_signed.Params({1, 8, 8, 8, 8}, {&kWgmmaRow, 64, 32, 1}).epilogue) == Finish::kIntegers,
-         "sums of codes with a sign are integers");
+         "sums of codes with a sign are integers where pixels are gathered");
+  ConvConfig boxes{&kWgmmaRow, 64, 32, 1};
+  boxes.boxes = true;
+  const Finish of_boxes = FinishOf(of_signed.Params({1, 8, 8, 8, 8}, boxes).epilogue);
+  Expect((of_boxes != Finish::kIntegers) == of_signed.Problem({1, 8, 8, 8, 8}).floats,
+         "and floats, where they may be, if boxes are fetched");
   return p.epilogue.sums;
 }
 
@@ -1230,11 +1232,31 @@ void TestArchitectures() {
   }
 }
 
+// Blocks that are spread: as many of them fit a multiprocessor as it must hold for all to run at once, and no more.
+void TestSpreadBlocks() {
+  std::mt19937 random(9);
+  const Device hopper = DeviceOf(90, 132, 227), ampere = DeviceOf(80, 108, 163);
+  constexpr int kAll = 228 * 1024, kReserved = 1024;
+  for (int i = 0; i < 1000; ++i) {
+    const int cluster = 1 << random() % 5, needed = static_cast<int>(random() % (220 * 1024));
+    const int64_t blocks = int64_t{cluster} * (1 + random() % 300);
+    Expect(SpreadBytes(needed, blocks, cluster, ampere) == needed, "older GPUs overlap no kernels");
+    const int bytes = SpreadBytes(needed, blocks, cluster, hopper);
+    Expect(bytes >= needed && bytes <= hopper.shared_bytes, "no less than is needed, no more than there is");
+    if (bytes == needed) continue;
+    const int held = kAll / (bytes + kReserved);
+    Expect(held >= 1 && held * hopper.multiprocessors >= blocks, "all blocks find room at once");
+    Expect(cluster > 2 || (held - 1) * hopper.multiprocessors < blocks,
+           "no multiprocessor holds more than it must");
+  }
+}
+
 }  // namespace
 }  // namespace lowbit::cuda
 
 int main() {
   lowbit::cuda::TestArchitectures();
+  lowbit::cuda::TestSpreadBlocks();
   lowbit::cuda::TestRows();
   lowbit::cuda::TestNamesLeftOut();
   lowbit::cuda::TestRanking();

@@ -144,6 +144,28 @@ Case MakeBinary(Draw& draw, BinaryKind kind) {
   return c;
 }
 
+// A table of one operand's codes and the addition as one node. What it must make is what both make in turn.
+Case MakeMappedAdd(Draw& draw) {
+  Case c = MakeBinary(draw, BinaryKind::kAdd);
+  const auto node = std::get<BinaryNode>(std::get<NodeSpec>(c.node));
+  Require(node.spec.b_table.empty(), "a table of its own");
+  c.mapped_first = draw.Coin();
+  const size_t mapped = c.mapped_first ? 0 : 1;
+  const bool is_signed = c.mapped_first ? node.spec.a_signed : node.spec.b_signed;
+  c.lookup = LookupNode{draw.Coin(), is_signed, 1, draw.Codes(256)};
+  const TensorShape x{CodeType(c.lookup->x_signed), c.fed[mapped].dims};
+  const std::vector<uint8_t> codes = c.data[mapped];
+  for (uint8_t& byte : c.data[mapped]) byte = c.lookup->table[byte];
+  Finish(c, node);
+  c.fed[mapped] = x;
+  c.data[mapped] = codes;
+  if (!c.mapped_first) {
+    std::swap(c.fed[0], c.fed[1]);
+    std::swap(c.data[0], c.data[1]);
+  }
+  return c;
+}
+
 Window DrawWindow(Draw& draw, bool dilates) {
   Window w;
   w.spatial = draw.Coin(0.8) ? 2 : 1;
@@ -433,6 +455,7 @@ const std::map<std::string, Maker>& Makers() {
       {"requantize", MakeRequantize},
       {"lookup", MakeLookup},
       {"add", [](Draw& draw) { return MakeBinary(draw, BinaryKind::kAdd); }},
+      {"mapped_add", MakeMappedAdd},
       {"mul", [](Draw& draw) { return MakeBinary(draw, BinaryKind::kMul); }},
       {"fed_matmul", MakeFedMatmul},
       {"softmax_codes", MakeSoftmax},

@@ -38,6 +38,8 @@ struct Case {
   std::optional<UnaryOp> activation = std::nullopt;       // fused with the node
   std::optional<QuantizeNode> quantizer = std::nullopt;   // likewise
   std::optional<TransposeOp> transpose = std::nullopt;    // in front of the node, likewise
+  std::optional<LookupNode> lookup = std::nullopt;  // of what is fed first, in front of an addition, likewise
+  bool mapped_first = false;                        // what it makes is the first operand
 };
 
 inline int64_t Count(const std::vector<int64_t>& dims) {

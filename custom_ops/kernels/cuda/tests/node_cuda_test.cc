@@ -135,6 +135,8 @@ class Stream {
 };
 
 std::unique_ptr<PackedNode> Pack(const Case& c, const Device& device) {
+  if (c.lookup)
+    return PackMapped(*c.lookup, std::get<BinaryNode>(std::get<NodeSpec>(c.node)), c.mapped_first, device);
   if (const auto* node = std::get_if<NodeSpec>(&c.node)) return PackNode(*node, device);
   const auto& node = std::get<StandardNode>(c.node);
   const std::optional<StandardNode> activation = c.activation;
