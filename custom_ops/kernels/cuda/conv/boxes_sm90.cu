@@ -24,7 +24,8 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
   if (error != cudaSuccess) return error;
   const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
   const auto launch = [&]<bool kSigned, Finish kFinish>() {
-    if constexpr (kMayFinish<kFinish, kTileN> &&
+    constexpr bool kIsKept = kTileM <= kMostSplitRows || !kLeavesRegisters<kFinish>;
+    if constexpr (kIsKept && kMayFinish<kFinish, kTileN> &&
                   HasInstance(kFinish == Finish::kIntegers || kTileM * kTileN == 64 * 64)) {
       return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
           static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
@@ -46,6 +47,7 @@ cudaError_t LaunchBoxes(const GatherParams& p, const ConvConfig& config, const L
   if (is(64, 128)) return LaunchTile<64, 128>(p, config, options);
   if (is(128, 64)) return LaunchTile<128, 64>(p, config, options);
   if (is(128, 128)) return LaunchTile<128, 128>(p, config, options);
+  if (is(192, 128)) return LaunchTile<192, 128>(p, config, options);
   return cudaErrorInvalidValue;
 }
 

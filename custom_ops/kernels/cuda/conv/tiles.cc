@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMmaStages = 3, kMaxStages = 8;
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
-constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}};
+constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}, {192, 128}};
 
 constexpr ConvTraits kTraits{.takes_floats = true,
                              .has_passes = true,
@@ -43,6 +43,12 @@ int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
   return alignment + (in_registers && problem.residual ? tiles + finish : std::max(tiles, finish));
 }
 
+// The largest tiles are for many pixels: boxes, whose sums stay in registers, and few channels past the last one.
+bool FitsLargest(const ConvProblem& problem, const ConvConfig& config) {
+  return config.boxes && SumsOf(problem, config).in_registers &&
+         4 * problem.n > 3 * CeilDiv(problem.n, config.tile_n) * config.tile_n;
+}
+
 bool Fits(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   if (SharedBytesOf(problem, config) > device.shared_bytes) return false;
   if (CeilDiv(problem.n, config.tile_n) * problem.groups > kMaxColumns) return false;
@@ -71,6 +77,7 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
       config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns && !IsLeftOut("boxes");
       // What gathers for wgmma adds nothing to sums at borders.
       if (wgmma && !config.boxes && problem.zero == ConvProblem::kNoCode) continue;
+      if (config.tile_m > kMostSplitRows && !FitsLargest(problem, config)) continue;
       for (const bool producers : {false, true}) {
         // Without producers all tiles are in flight at once; with them two tiles are too few to gain.
         if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)
@@ -189,6 +196,8 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   if (k_tiles > config.stages) tile = std::max(tile, cost.latency / config.stages);
   tile += cost.step;
   if (config.producers) tile += 23;
+  // Three warpgroups read the same weights; against its neighbours in ResNet-50 at batch 128 on an H100.
+  if (config.tile_m > kMostSplitRows) tile += 185;
   const double start = cost.start + at_once * bytes / cost.first_bytes;
   const double round = !problem.requantizes ? 1.35 : problem.residual ? cost.round_and_add : cost.round;
   const double finish = outputs / config.splits * round;

@@ -13,6 +13,7 @@ struct ConvRow;
 extern const ConvRow kMmaRow, kWgmmaRow;
 
 inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
+inline constexpr int kMostSplitRows = 128;   // tile_m but where ConvConfig::boxes and sums stay in registers
 
 // All but the tensors and constants of a launch.
 GatherParams GatherParamsOf(const ConvProblem& problem, const ConvConfig& config);

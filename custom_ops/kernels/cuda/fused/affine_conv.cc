@@ -115,18 +115,30 @@ double EstimateOfBestFused(const ConvProblem& problem, const Device& device) {
   return estimates.empty() ? std::numeric_limits<double>::infinity() : estimates.front();
 }
 
-// The sums are floats where the kernel has an instance for them, else integers.
-AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
-  const ConvProblem problem = nodes.conv->Problem(nodes.shape);
+// Those of the product. The sums are floats where the kernel has an instance for them, else integers.
+AffineConvParams ProductOf(const PackedConv& conv, const ConvShape& shape, const ConvConfig& config) {
+  const ConvProblem problem = conv.Problem(shape);
   AffineConvParams p = {TilesOf(problem, config), SumsOf(problem, config)};
   const auto set_common = [&](bool may_be_floats) {
     ConvConfig tiles = config;
     tiles.kernel = &kWgmmaRow;
     tiles.boxes = true;  // nothing lies outside of the image: it has the instances of what fetches boxes
-    static_cast<ConvParams&>(p) = nodes.conv->Params(nodes.shape, tiles, may_be_floats);
+    static_cast<ConvParams&>(p) = conv.Params(shape, tiles, may_be_floats);
   };
   set_common(true);
   if (!HasAffineInstance(AffineFinishOf(p))) set_common(false);
+  return p;
+}
+
+// Leaves out those whose help has no instance.
+void DropHelp(const PackedConv& conv, const ConvShape& shape, std::vector<ConvConfig>& configs) {
+  std::erase_if(configs, [&](const ConvConfig& config) {
+    return config.producers && !MayHelp(AffineFinishOf(ProductOf(conv, shape, config)));
+  });
+}
+
+AffineConvParams ParamsOf(const AffineConv& nodes, const ConvConfig& config) {
+  AffineConvParams p = ProductOf(*nodes.conv, nodes.shape, config);
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.lines = reinterpret_cast<const float*>(nodes.lines->memory.At(0));
@@ -173,12 +185,15 @@ std::vector<ConvConfig> RankAffineConfigs(const ConvProblem& problem, const Devi
 }
 
 std::vector<ConvConfig> AffineConvConfigs(const PackedConv& conv, const ConvShape& shape) {
-  return RankAffineConfigs(conv.Problem(shape), conv.On());
+  std::vector<ConvConfig> out = RankAffineConfigs(conv.Problem(shape), conv.On());
+  DropHelp(conv, shape, out);
+  return out;
 }
 
 std::vector<ConvConfig> JoiningConfigs(const AffineConv& nodes) {
   std::vector<ConvConfig> out;
   Rank(nodes.conv->Problem(nodes.shape), nodes.conv->On(), true, out);
+  DropHelp(*nodes.conv, nodes.shape, out);
   return out;
 }
 

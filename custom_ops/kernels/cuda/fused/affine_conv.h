@@ -99,6 +99,11 @@ inline Finish AffineFinishOf(const AffineConvParams& p) {
   const bool is_of_another_cluster = finish == Finish::kWordsOfCluster || finish == Finish::kTailOfCluster;
   return is_of_another_cluster ? Finish::kThroughMemory : finish;
 }
+// Whether a second warpgroup may help with the rounding (ConvConfig::producers): finishes that few layers have come
+// without.
+constexpr bool MayHelp(Finish finish) {
+  return finish == Finish::kBytesOfCluster || finish == Finish::kFloatsFromZero;
+}
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
                              const LaunchOptions& options);
 

@@ -258,12 +258,10 @@ __global__ void __launch_bounds__((kHelped ? 2 : 1) * kWarpgroup)
 template <int kTileN, bool kHelped, bool kJoins>
 cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   return WithFinish<true>(AffineFinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-    // Finishes that few layers have come without the help.
-    constexpr bool kMayHelp = kFinish == Finish::kBytesOfCluster || kFinish == Finish::kFloatsFromZero;
-    if constexpr (HasAffineInstance(kFinish) &&
+    if constexpr (HasAffineInstance(kFinish) && kHelped <= MayHelp(kFinish) &&
                   HasInstance(kFinish == Finish::kFloatsFromZero || kTileN == 64)) {
-      return LaunchTiled<ConvAffined<kTileN, kHelped && kMayHelp, kSigned, kJoins, kFinish>>(
-          p, config, options, (kHelped && kMayHelp ? 2 : 1) * kWarpgroup);
+      return LaunchTiled<ConvAffined<kTileN, kHelped, kSigned, kJoins, kFinish>>(
+          p, config, options, (kHelped ? 2 : 1) * kWarpgroup);
     } else {
       return cudaErrorInvalidValue;
     }
