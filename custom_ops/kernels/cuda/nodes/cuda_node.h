@@ -218,7 +218,7 @@ std::unique_ptr<PackedNode> PackFloatSum(const MatmulNode& product, const FloatB
                                          const std::optional<UnaryOp>& activation, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
-// this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
+// this pair has no fused kernel, which FusesQuantize says before.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,

@@ -410,7 +410,7 @@ class PackedPixels final : public PackedNode {
   PackedNodePtr pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
 };
 
-// nullptr for weights whose zero points leave int8: they need sums of codes.
+// nullptr where a block's shared memory is too small.
 PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode* pool,
                          const Device& device, std::span<const uint8_t> packed, const StoredAs& stored = {}) {
   auto constants = PackConv(conv.conv, device, packed, stored);
