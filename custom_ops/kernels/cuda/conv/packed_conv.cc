@@ -460,7 +460,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.scale));
   }
   // What gathers pixels has no instances for floats of inputs with signs (WithGatheredFinish).
-  const bool has_instance = row.traits.takes_floats && !(XSigned() && row.traits.gathers && !config.boxes);
+  const bool has_instance = row.traits.takes_floats && (!XSigned() || !row.traits.gathers || config.boxes);
   if (may_be_floats && sum_form_ != SumForm::kInteger && has_instance &&
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;
