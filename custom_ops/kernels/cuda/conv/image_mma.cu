@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__
   unsigned* const patch = reinterpret_cast<unsigned*>(shared + p.patch_offset);
   const int group = lane / 4, t = lane % 4;
   const uint2* const fragments = reinterpret_cast<const uint2*>(shared) + lane;
-  // Of the two taps of a row of a window that this thread has, what is a code of the image's channels and no missing tap.
+  // Of the two taps of a row of a window that this thread has, what is a code of the image's channels and no
+  // missing tap.
   const int channel_ones = static_cast<int>(0x01010101u >> (8 * (kMaxImageChannels - p.in_channels)));
   const int ones[2] = {t < p.kernel_w ? channel_ones : 0, t + 4 < p.kernel_w ? channel_ones : 0};
   for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += static_cast<int>(gridDim.x)) {

@@ -121,9 +121,9 @@ struct Tiles {
       FetchResiduals<kTileM, kTileN, kConsumers>(p, at, tiles.data, thread, PixelsInOrder{at.m0, p.m});
   }
 
-  // The sum of half of the codes of a row of a tile of pixels, each half of which is a thread's. Neighbouring rows begin
-  // with another chunk each, so that no two of the threads that read together meet in a bank. `left`: bytes along K from the
-  // tile on.
+  // The sum of half of the codes of a row of a tile of pixels, each half of which is a thread's. Neighbouring
+  // rows begin with another chunk each, so that no two of the threads that read together meet in a bank.
+  // `left`: bytes along K from the tile on.
   __device__ __forceinline__ int HalfOfRow(const uint8_t* tile, int left) const {
     constexpr int kChunks = kRowBytes / 16 / 2;
     const int own = thread / 2, half = thread % 2 * kChunks;

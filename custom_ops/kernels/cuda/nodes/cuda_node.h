@@ -170,8 +170,8 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
-// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table reads, the other
-// tensor. `mapped_first`: what the table has is the first operand.
+// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table
+// reads, the other tensor. `mapped_first`: what the table has is the first operand.
 bool FusesMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first);
 std::unique_ptr<PackedNode> PackMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first,
                                        const Device& device);

@@ -544,8 +544,8 @@ PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
 }
 
-// Whether a shape has a kernel for both, AffineConvConfigs says; whether each channel has a line, PackAffineConv, as steps are
-// made by many threads.
+// Whether a shape has a kernel for both, AffineConvConfigs says; whether each channel has a line,
+// PackAffineConv, as steps are made by many threads.
 bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device) {
   const ConvGeometry& g = conv.conv.geometry;
   const Epilogue& e = conv.conv.epilogue;

@@ -90,8 +90,8 @@ struct PooledNode {
   int64_t pooled_h = 0, pooled_w = 0;
 };
 
-// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's channels by what they
-// make, as a squeeze-and-excitation ends.
+// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's
+// channels by what they make, as a squeeze-and-excitation ends.
 struct GatedCase {
   MatmulNode product;
   std::optional<LookupNode> lookup;
@@ -560,7 +560,8 @@ class Generator : public cuda::Draws {
   }
 
   // Of so many images and channels, whose sums a kernel for one finish finishes so: windows that most families
-  // take. is_binary: as binary networks have it, so that windows have borders; is_signed: of inputs with signs.
+  // take. is_binary: as binary networks have it, so that windows have borders; is_signed: of inputs with
+  // signs.
   Node Finishing(cuda::Finish finish, ConvShape shape, int64_t in_channels, int64_t out_channels,
                  const cuda::Device& device, bool is_binary = false, bool is_signed = false) {
     constexpr int kMostDraws = 100000;
