@@ -5,13 +5,14 @@ python benchmarks/gpu_forms.py --prepare                        the converted mo
 python benchmarks/gpu_forms.py --networks resnet50 --forms A,D --batches 1
 python benchmarks/gpu_forms.py --device cpu-ep --networks resnet18 --batches 1     does everything still run?
 
-Forms, all but E of `onnxruntime.quantization.quantize_static`, int8 weights per channel:
+Forms, all but E and F of `onnxruntime.quantization.quantize_static`, but in U int8 weights per channel:
 - A: uint8 activations, int32 bias; Relu is left to the quantizer.
 - B: symmetric int8 activations, int32 bias; Relu stands between two quantizers.
 - C: as B with the bias in float.
 - D: as C with quantizers in front of layers and of both inputs of an Add, not behind them.
 - E: as D, but of an Add's inputs the shortcut alone, as NVIDIA's tools place them.
 - F: as D, but no input of an Add, as ModelOpt quantizes a PyTorch model by default: shortcuts stay float32.
+- U: as A, but uint8 weights with a zero point for each tensor, as older files have them.
 
 Networks are classifiers at 224x224 and YOLO detectors at 640x640, their heads included.
 
@@ -70,6 +71,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
 }
 FORMS["E"] = FORMS["F"] = FORMS["D"]
+FORMS["U"] = {**FORMS["A"], "weight_type": QuantType.QUInt8, "per_channel": False}
 TORCH, COMPILED = "torch fp16", "torch.compile fp16"
 CODES = 1.0
 """Share of the outputs that must be the CPU's."""

@@ -138,8 +138,8 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
   return out;
 }
 
-// How many processors this process may run on, which is fewer than the machine has where it was told so (taskset,
-// containers).
+// How many processors this process may run on, which is fewer than the machine has where it was told so
+// (taskset, containers).
 size_t UsableProcessors() {
 #ifdef __linux__
   cpu_set_t set;
@@ -235,9 +235,9 @@ class CudaBackend final : public Backend {
     }
   }
 
-  // Opening is theirs, whatever threads runs have: a ResNet-50 with tails in float takes 296 ms with eight and took 793 with
-  // one, on 16 cores beside an H100 (benchmarks/results/gpu_forms.md). More were not tried. ONNX Runtime tells no execution
-  // provider how many threads its session was given.
+  // Opening is theirs, whatever threads runs have: a ResNet-50 with tails in float takes 296 ms with eight and
+  // took 793 with one, on 16 cores beside an H100 (benchmarks/results/gpu_forms.md). More were not tried. ONNX
+  // Runtime tells no execution provider how many threads its session was given.
   size_t Creators() const override {
     constexpr size_t kMost = 8;
     return std::min(UsableProcessors(), kMost);

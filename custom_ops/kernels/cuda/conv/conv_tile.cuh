@@ -272,9 +272,9 @@ __device__ __forceinline__ void BeginWithBias(const BlockState<kTileN>& state, i
 
 // Zero points of weights that stay outside of them. Of the weights w' that kernels read and a channel's z
 //   sum of q (w' - z) = sum of q w' - z * (sum of q),
-// where q are all codes that meet weights, those that stand for what lies outside of the image too. A kernel adds up the
-// codes of each row of its tile beside the products, from what it multiplies: a pass before it would read all of them once
-// more. Of parts of K each takes its own part away.
+// where q are all codes that meet weights, those that stand for what lies outside of the image too. A kernel
+// adds up the codes of each row of its tile beside the products, from what it multiplies: a pass before it
+// would read all of them once more. Of parts of K each takes its own part away.
 template <Finish kFinish>
 inline constexpr bool kHasZeroPoints = kFinish == Finish::kOfZeros;
 
@@ -289,8 +289,8 @@ struct ZeroPoints {
     for (int n = thread; n < kTileN && at.n0 + n < p.n; n += kThreads)
       CopyAsync<4>(SharedAddress(of_channel + n), zeros + n);
   }
-  // Takes them away from the sums of a row, whose codes sum to `top`, and of the row eight below, `bottom`, from a
-  // column on. `sums`: of a fragment of kColumns columns, of wgmma or of mma.sync.
+  // Takes them away from the sums of a row, whose codes sum to `top`, and of the row eight below, `bottom`,
+  // from a column on. `sums`: of a fragment of kColumns columns, of wgmma or of mma.sync.
   template <int kColumns>
   __device__ __forceinline__ void TakeAway(int column, int top, int bottom, int* sums) const {
 #pragma unroll

@@ -115,8 +115,9 @@ struct ChannelConstants {
 // How sums are finished, an instance for each: in one for everything most of 2,000 to 7,000 instructions are not those of the
 // node, and what is lies far apart (H100, 672 channels of 14x14 between two 1x1 layers: .1 to .4 us a launch of 3x3, .4 to .7
 // of 5x5). kOnes: one by one, as their epilogue has it. kAny: four at a time, any of them. The others store all codes as they
-// are: what multiplication gives, 256 from the zero point on or any number; what lines give. OfZeros: weights have zero points
-// that stay outside of them (ZeroPoints), and codes are added up beside the products, as if all taps were 1.
+// are: what multiplication gives, 256 from the zero point on or any number; what lines give. OfZeros: weights
+// have zero points that stay outside of them (ZeroPoints), and codes are added up beside the products, as if
+// all taps were 1.
 enum class Way { kOnes, kAny, kOnesOfZeros, kAnyOfZeros, kBytes, kWords, kLines };
 template <Way kWay>
 inline constexpr bool kHasZeros = kWay == Way::kOnesOfZeros || kWay == Way::kAnyOfZeros;

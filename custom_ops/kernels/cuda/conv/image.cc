@@ -49,7 +49,6 @@ std::string Refuse(const ConvProblem& problem, const Device&) {
   const ConvShape& s = problem.shape;
   if (!FitsImage(problem.geometry, problem.x))
     return "more than 4 input channels, or taps that are far apart";
-  if (problem.has_w_zero) return "zero points of weights that leave int8";
   if (problem.has_places) return "codes that other tensors get, too";
   if (problem.zero == ConvProblem::kNoCode) return "padding that no code stands for";
   const bool is_small =
@@ -58,7 +57,8 @@ std::string Refuse(const ConvProblem& problem, const Device&) {
 }
 
 int SharedBytesOf(const ConvProblem& problem, const ConvConfig& config) {
-  const int finish = config.tile_m * (problem.requantizes ? config.tile_n + 16 : config.tile_n * 4);
+  const bool in_registers = problem.requantizes && !problem.has_w_zero;
+  const int finish = config.tile_m * (in_registers ? config.tile_n + 16 : config.tile_n * 4);
   return PatchOffset(problem.geometry) + std::max(PatchBytes(problem.geometry), finish);
 }
 
@@ -91,6 +91,7 @@ ImageParams ImageParamsOf(const ConvProblem& problem, const ConvConfig& config) 
   ImageParams image = {TilesOf(problem, config), SumsOf(problem, config), WindowsOf(problem)};
   image.n_padded = static_cast<int>(RoundUp(g.out_channels, kImageColumns));
   image.kernel_h = static_cast<int>(g.kernel_h);
+  image.kernel_w = static_cast<int>(g.kernel_w);
   image.fill = problem.Fill();
   image.in_channels = static_cast<int>(g.in_channels);
   image.tiles_x = static_cast<int>((s.out_w + 15) / 16);

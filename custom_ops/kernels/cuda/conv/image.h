@@ -29,7 +29,7 @@ PixelRounding RoundingOf(const PixelQuantizer& quantizer);
 
 struct ImageParams : TileParams, SumsParams, WindowParams {
   ImageSource source = ImageSource::kCodes;
-  int kernel_h = 1;
+  int kernel_h = 1, kernel_w = 1;
   uint32_t fill = 0;  // four times the code that stands for real zero
   int in_channels = 0, tiles_x = 0, tiles_y = 0, tiles = 0;
   FastDivisor by_columns;

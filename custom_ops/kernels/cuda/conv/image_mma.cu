@@ -95,10 +95,13 @@ __global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__
   constexpr int kBlocksN = kTileN / 8;
   LOWBIT_DYNAMIC_SHARED(shared, 128);
   __shared__ BlockState<kTileN> state;
+  __shared__ ZeroPoints<kTileN> zeros;
+  const bool has_zeros = p.epilogue.w_zero != nullptr;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const TilePosition at = TilePosition::Of<kTileM, kTileN>(p);
   LetSuccessorsStart();
   state.template FetchConstants<kThreads>(p, at, thread);
+  if (has_zeros) zeros.template Fetch<kThreads>(p, at, thread);
   // Weights of a row of taps: eight channels after the other, in the order of fragments.
   const uint32_t weights = SharedAddress(shared);
   for (int i = thread; i < p.kernel_h * kTileN * 2; i += kThreads) {
@@ -112,6 +115,10 @@ __global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__
   unsigned* const patch = reinterpret_cast<unsigned*>(shared + p.patch_offset);
   const int group = lane / 4, t = lane % 4;
   const uint2* const fragments = reinterpret_cast<const uint2*>(shared) + lane;
+  // Of the two taps of a row of a window that this thread has, what is a code of the image's channels and no
+  // missing tap.
+  const int channel_ones = static_cast<int>(0x01010101u >> (8 * (kMaxImageChannels - p.in_channels)));
+  const int ones[2] = {t < p.kernel_w ? channel_ones : 0, t + 4 < p.kernel_w ? channel_ones : 0};
   for (int tile = static_cast<int>(blockIdx.x); tile < p.tiles; tile += static_cast<int>(gridDim.x)) {
     const int row_of_tiles = tile / p.tiles_x, n = row_of_tiles / p.tiles_y;
     const int oy0 = (row_of_tiles - n * p.tiles_y) * kTileRows,
@@ -122,6 +129,7 @@ __global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__
 
     // A warp sums two rows of 16 outputs.
     int sums[2][kBlocksN][4] = {};
+    int codes[2][2] = {};
     for (int ky = 0; ky < p.kernel_h; ++ky) {
       unsigned a[2][4];
 #pragma unroll
@@ -132,12 +140,27 @@ __global__ void __launch_bounds__(kThreads, 4) ConvImage(const __grid_constant__
         a[i][1] = row[8 * p.stride_w];
         a[i][2] = row[4];
         a[i][3] = row[8 * p.stride_w + 4];
+        if (!has_zeros) continue;
+#pragma unroll
+        for (int half = 0; half < 4; ++half)
+          codes[i][half % 2] =
+              DotFour<kSigned>(static_cast<int>(a[i][half]), ones[half / 2], codes[i][half % 2]);
       }
 #pragma unroll
       for (int j = 0; j < kBlocksN; ++j) {
         const uint2 b = fragments[(ky * kBlocksN + j) * 32];
         Multiply<kSigned>(sums[0][j], a[0], b.x, b.y);
         Multiply<kSigned>(sums[1][j], a[1], b.x, b.y);
+      }
+    }
+    if (has_zeros) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        for (int& sum : codes[i]) {
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+        }
+        zeros.template TakeAway<kTileN>(t * 4, codes[i][0], codes[i][1], sums[i][0]);
       }
     }
     __syncthreads();  // sums may overwrite the patch

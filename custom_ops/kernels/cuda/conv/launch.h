@@ -17,8 +17,9 @@ struct LaunchOptions {
   int32_t* partial = nullptr;  // of rows that have passes (ConvTraits)
 };
 
-// Kernels have fewer instances for floats of inputs with signs: those of any floats, what few networks have among it, and
-// two for a layer that reads what no Relu stands behind (a linear bottleneck) and makes 128 codes or lies on lines.
+// Kernels have fewer instances for floats of inputs with signs: those of any floats, what few networks have
+// among it, and two for a layer that reads what no Relu stands behind (a linear bottleneck) and makes 128
+// codes or lies on lines.
 constexpr Finish FinishOfSigned(Finish finish) {
   using enum Finish;
   switch (finish) {
@@ -40,8 +41,8 @@ constexpr Finish FinishOfSigned(Finish finish) {
   }
 }
 
-// f<kSigned, kFinish>() for the instance of a kernel that finishes sums so. kMayLeave: there are instances whose sums
-// leave the registers. Planes of bits are not made of inputs with signs (select.cc).
+// f<kSigned, kFinish>() for the instance of a kernel that finishes sums so. kMayLeave: there are instances
+// whose sums leave the registers. Planes of bits are not made of inputs with signs (select.cc).
 template <bool kMayLeave, typename F>
 cudaError_t WithFinish(Finish finish, bool is_signed, const F& f) {
   const auto of_any_input = [&]<Finish kFinish>() {

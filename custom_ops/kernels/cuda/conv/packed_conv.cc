@@ -4,9 +4,9 @@
 // z_x, z_w the zero points that are left; with padding taps reading the code z_x,
 //   sum over the taps in the image of (q - z_x)(w' - z_w)
 //     = S(q w') - z_w S(q) - z_x S(w' - z_w),
-// where S sums over all taps. The last term depends on the channel alone and is folded into the bias. The one before it is
-// there only where w - z_w leaves int8 (ZeroPoints of conv_tile.cuh): everywhere else z_w is subtracted while
-// packing. Bipolar activations are bits whose
+// where S sums over all taps. The last term depends on the channel alone and is folded into the bias. The one
+// before it is there only where w - z_w leaves int8 (ZeroPoints of conv_tile.cuh): everywhere else z_w is
+// subtracted while packing. Bipolar activations are bits whose
 // z_x is 1/2, with doubled weights (OfBits), or are repacked to {-1, +1}, whose padding is 0.
 #include "kernels/cuda/conv/packed_conv.h"
 
@@ -466,7 +466,7 @@ ConvParams PackedConv::Params(const ConvShape& s, const ConvConfig& config, bool
     p.epilogue.scale = reinterpret_cast<const float*>(memory_.At(at_.scale));
   }
   // What gathers pixels has no instances for floats of inputs with signs (WithGatheredFinish).
-  const bool has_instance = row.traits.takes_floats && !(XSigned() && row.traits.gathers && !config.boxes);
+  const bool has_instance = row.traits.takes_floats && (!XSigned() || !row.traits.gathers || config.boxes);
   if (may_be_floats && sum_form_ != SumForm::kInteger && has_instance &&
       SumsOf(problem, config).in_registers) {
     p.epilogue.sums = sum_form_;

@@ -41,7 +41,8 @@ __device__ __forceinline__ int Weights(const PlainParams& p, int group, int n, i
 // With v(x) = x_mul q - x_zero and
 // v(w) = w - w_zero, the sum over the taps inside the image is
 //   x_mul S(q w) - x_zero S(w) - w_zero S(v(x)).
-// Of channels that are filled up to fours, weights are not read: they may have a zero point. The weights of bits are even.
+// Of channels that are filled up to fours, weights are not read: they may have a zero point. The weights of
+// bits are even.
 template <bool kSigned>
 __global__ void __launch_bounds__(kThreads) ConvPlain(const __grid_constant__ PlainParams p) {
   WaitForPredecessors();

@@ -10,8 +10,8 @@
 //   lanes of a row 0 | 1 | 2 | 3     0 | 1 | 2 | 3
 //   product        1122 1122 ...
 //
-// Codes are added up, where zero points stay outside of weights (ZeroPoints), by one product more, with ones: each thread
-// then has the sums of the rows whose outputs it has.
+// Codes are added up, where zero points stay outside of weights (ZeroPoints), by one product more, with ones:
+// each thread then has the sums of the rows whose outputs it has.
 #include "kernels/cuda/conv/conv_tile.cuh"
 #include "kernels/cuda/conv/vector.h"
 #include "kernels/cuda/device/mma_s8.cuh"

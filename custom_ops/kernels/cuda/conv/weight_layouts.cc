@@ -61,8 +61,8 @@ void PackRows(const ConvGeometry& g, const Int8Weights& w, int64_t channels, uin
   }
 }
 
-// Channels that are only filled up have the weight 0, as w' has it: what stands for what lies outside of an image has codes
-// in them, too, and is added up where zero points stay outside.
+// Channels that are only filled up have the weight 0, as w' has it: what stands for what lies outside of an
+// image has codes in them, too, and is added up where zero points stay outside.
 void PackTiles(const ConvGeometry& g, const Int8Weights& w, int64_t channels, int64_t n_padded,
                uint8_t* out) {
   const int64_t k_tiles = RoundUp(g.Taps() * channels, kTileK) / kTileK;

@@ -34,8 +34,8 @@ BoxParams ParamsOf(const PackedConv& conv, const ConvShape& shape, const ConvCon
   return p;
 }
 
-// The sums of both are floats where the kernel has an instance for them, which it has for no inputs with signs, else
-// integers, but where the tail adds residuals.
+// The sums of both are floats where the kernel has an instance for them, which it has for no inputs with
+// signs, else integers, but where the tail adds residuals.
 ResidualPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shapes,
                             const ConvConfig& config) {
   ResidualPairParams p = {ParamsOf(*pair.first, shapes.first, config, true),

@@ -233,8 +233,9 @@ PackedNodePtr MakeFloatBinary(const char* name, const FloatBinaryParams& shared,
   });
 }
 
-// The addition of a tensor and the numbers of what a table has for the codes of another one, which is the second operand of
-// what is left; nothing where the table is of each channel, or numbers stand for codes already.
+// The addition of a tensor and the numbers of what a table has for the codes of another one, which is the
+// second operand of what is left; nothing where the table is of each channel, or numbers stand for codes
+// already.
 std::optional<BinaryNode> WithTable(const LookupNode& lookup, const BinaryNode& add, bool mapped_first) {
   BinaryNode out = add;
   BinarySpec& spec = out.spec;

@@ -175,8 +175,8 @@ bool FusesLookup(const MatmulNode& matmul, const LookupNode& lookup);
 std::unique_ptr<PackedNode> PackMappedMatmul(const MatmulNode& matmul, const LookupNode& lookup,
                                              const Device& device, ConvChooser choose,
                                              std::span<const uint8_t> packed = {});
-// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table reads, the other
-// tensor. `mapped_first`: what the table has is the first operand.
+// The LowBitLookup with one table and the LowBitAdd that alone reads it, as one kernel. Fed: what the table
+// reads, the other tensor. `mapped_first`: what the table has is the first operand.
 bool FusesMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first);
 std::unique_ptr<PackedNode> PackMapped(const LookupNode& lookup, const BinaryNode& add, bool mapped_first,
                                        const Device& device);
@@ -223,7 +223,7 @@ std::unique_ptr<PackedNode> PackFloatSum(const MatmulNode& product, const FloatB
                                          const std::optional<UnaryOp>& activation, const Device& device,
                                          ConvChooser choose, std::span<const uint8_t> packed = {});
 // LowBitQuantize and the convolution that alone reads it, as one kernel from the float32 image; nullptr where
-// this pair has no fused kernel, which FusesQuantize says before, but for weights with rare zero points.
+// this pair has no fused kernel, which FusesQuantize says before.
 // `lookup`: what alone reads that, as FusesLookup has it, or null.
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device& device);
 std::unique_ptr<PackedNode> PackQuantizedConv(const QuantizeNode& quantize, const MatmulNode& conv,

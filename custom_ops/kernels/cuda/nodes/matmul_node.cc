@@ -413,7 +413,7 @@ class PackedPixels final : public PackedNode {
   PackedNodePtr pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
 };
 
-// nullptr for weights whose zero points leave int8: they need sums of codes.
+// nullptr where a block's shared memory is too small.
 PackedNodePtr PackPixels(const QuantizeNode& quantize, const MatmulNode& conv, const MaxPoolNode* pool,
                          const Device& device, std::span<const uint8_t> packed, const StoredAs& stored = {}) {
   auto constants = PackConv(conv.conv, device, packed, stored);
@@ -547,8 +547,8 @@ PackedNodePtr PackResidualPair(const MatmulNode& first, const MatmulNode& second
   return std::make_unique<PackedResidualPair>(first, second, device, choosers, packed);
 }
 
-// Whether a shape has a kernel for both, AffineConvConfigs says; whether each channel has a line, PackAffineConv, as steps are
-// made by many threads.
+// Whether a shape has a kernel for both, AffineConvConfigs says; whether each channel has a line,
+// PackAffineConv, as steps are made by many threads.
 bool FusesAffine(const AffineNode& affine, const MatmulNode& conv, const Device& device) {
   const ConvGeometry& g = conv.conv.geometry;
   const Epilogue& e = conv.conv.epilogue;

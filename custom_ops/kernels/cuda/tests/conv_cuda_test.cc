@@ -90,8 +90,8 @@ struct PooledNode {
   int64_t pooled_h = 0, pooled_w = 0;
 };
 
-// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's channels by what they
-// make, as a squeeze-and-excitation ends.
+// A product of one pixel an image, a table of its codes or none, and the multiplication of an image's
+// channels by what they make, as a squeeze-and-excitation ends.
 struct GatedCase {
   MatmulNode product;
   std::optional<LookupNode> lookup;

@@ -636,8 +636,8 @@ class Walk {
 // Where channel n of a group lies among the rows of a weight tile: FinishTile's order.
 int64_t TileRow(int64_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
-// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included, zero points of weights
-// taken away.
+// The sum that a tile kernel forms from packed weights and gathered bytes, the folded bias included, zero
+// points of weights taken away.
 uint32_t TileSum(const ConvSpec& spec, const GatherParams& p, const std::vector<uint8_t>& x, int pixel,
                  int64_t channel, int vector) {
   const int64_t group = channel / p.n, row = TileRow(channel % p.n);
