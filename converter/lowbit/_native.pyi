@@ -56,6 +56,7 @@ def run(
     kernel: str | None = None,
     reference: bool = False,
     threads: int = 1,
+    task_cycles: float = 8000.0,
 ) -> NDArray[Any]:
     """Runs one node.
 
@@ -67,6 +68,7 @@ def run(
         kernel: name of a row of the kernel table that must be used.
         reference: use the reference kernel.
         threads: the caller's included.
+        task_cycles: the work that is worth a task of its own; tests cut loops finely.
     """
 
 def plan(

@@ -251,13 +251,14 @@ void CheckThreads(size_t threads) {
 
 py::array Run(const std::string& op, const py::dict& attributes, const py::list& inputs,
               const std::optional<std::string>& isa, const std::optional<std::string>& kernel, bool reference,
-              size_t threads) {
+              size_t threads, double task_cycles) {
   CheckThreads(threads);
+  Require(task_cycles >= 1, "task_cycles is ", task_cycles, ", expected at least 1");
   const Node node = MakeNode(op, attributes, inputs, isa, kernel, reference, threads);
   py::array y = MakeOutput(node);
   void* data = y.mutable_data();
   const py::gil_scoped_release release;
-  StdThreadPool pool(threads);
+  StdThreadPool pool(threads, task_cycles);
   node.op->Run(node.feeds.tensors, data, pool);
   return y;
 }
@@ -484,7 +485,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("ep_options", &EpOptionTable);
   m.def("run", &Run, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
-        py::arg("threads") = 1);
+        py::arg("threads") = 1, py::arg("task_cycles") = kTaskCycles);
   m.def("plan", &Plan, py::arg("op"), py::arg("attrs"), py::arg("inputs"), py::kw_only(),
         py::arg("isa") = py::none(), py::arg("kernel") = py::none(), py::arg("reference") = false,
         py::arg("threads") = 0, py::arg("x_shape") = py::none());

@@ -2,7 +2,7 @@
 
 namespace lowbit {
 
-StdThreadPool::StdThreadPool(size_t threads) {
+StdThreadPool::StdThreadPool(size_t threads, double task_cycles) : task_cycles_(task_cycles) {
   for (size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerLoop(); });
 }
 

@@ -14,19 +14,22 @@ namespace lowbit {
 
 class StdThreadPool final : public ThreadPool {
  public:
-  // `threads` includes the caller's.
-  explicit StdThreadPool(size_t threads);
+  // `threads` includes the caller's. Tests cut loops finely with few cycles.
+  explicit StdThreadPool(size_t threads, double task_cycles = kTaskCycles);
   ~StdThreadPool() override;
   StdThreadPool(const StdThreadPool&) = delete;
   StdThreadPool& operator=(const StdThreadPool&) = delete;
 
   // Throws what `fn` threw first, after every thread has left the loop.
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override;
+  double TaskCycles() const override { return task_cycles_; }
+  size_t Threads() const override { return workers_.size() + 1; }
 
  private:
   void WorkerLoop();
   void TakeItems();
 
+  const double task_cycles_;
   std::mutex mutex_;
   std::condition_variable start_, done_;
   uint64_t generation_ = 0;  // counts loops, so that a worker joins each of them once

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from tests.dialects.graphs import CASES
+from tests.ep.graphs import bottleneck, images
 from tests.support import lowbit_session, require_native
 
 require_native()
@@ -36,6 +38,30 @@ def test_eight_threads_on_two_sessions(intra_op_threads: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for finished in [pool.submit(caller, index) for index in range(8)]:
+            finished.result()
+
+
+def test_regions_on_fewer_or_more_threads_than_they_were_told() -> None:
+    """Whoever comes late, or never, leaves its share of a region's loops to the others."""
+    feed = {"x": images(1, 3, 96, 96, seed=1)}
+    sessions = []
+    for threads, told in ((1, None), (2, None), (1, 8), (2, 16), (3, 2), (4, 4)):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        if told is not None:
+            options.add_session_config_entry("lowbit.threads", str(told))
+        sessions.append(lowbit.session(bottleneck(0), device="cpu-ep", sess_options=options))
+    expected = lowbit.session(bottleneck(0), device="cpu-ep", provider_options={"reference": True}).run(
+        None, feed
+    )
+
+    def caller(index: int) -> None:
+        for _ in range(20):
+            for got, want in zip(sessions[index % len(sessions)].run(None, feed), expected, strict=True):
+                np.testing.assert_array_equal(got, want)
+
+    with ThreadPoolExecutor(12) as pool:
+        for finished in [pool.submit(caller, index) for index in range(12)]:
             finished.result()
 
 

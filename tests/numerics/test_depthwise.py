@@ -98,7 +98,9 @@ def assert_row_is_exact(row: str, node: Node, *, may_refuse: bool = True) -> Non
     """Only narrow sums may be refused."""
     refusal = ""
     try:
-        got = native.run(node.op_type, node.attrs, node.inputs, isa=ISA[row], kernel=row, threads=2)
+        got = native.run(
+            node.op_type, node.attrs, node.inputs, isa=ISA[row], kernel=row, threads=2, task_cycles=1
+        )
     except native.LowBitError as error:
         refusal = str(error)
     if refusal:

@@ -18,18 +18,10 @@ size_t FewTasks() {
   return tasks;
 }
 
-size_t FewTasks(const ThreadPool& pool) {
-  const size_t threads = pool.Threads();
-  if (threads == 0) return FewTasks();
-  return threads == 1 ? 1 : std::max<size_t>(threads, 4);
-}
+size_t FewTasks(const ThreadPool& pool) { return pool.Threads() == 0 ? FewTasks() : pool.Threads(); }
 
 size_t WantedTasks(double cycles) {
   return static_cast<size_t>(std::min(cycles / kTaskCycles, static_cast<double>(FewTasks())));
-}
-
-size_t WantedTasks(double cycles, const ThreadPool& pool) {
-  return static_cast<size_t>(std::min(cycles / pool.TaskCycles(), static_cast<double>(FewTasks(pool))));
 }
 
 uint8_t* ThreadScratch(size_t bytes) { return ThreadScratch(bytes, kNoTicket).memory; }

@@ -18,11 +18,10 @@ constexpr size_t DivideUp(size_t value, size_t by) { return (value + by - 1) / b
 // Xeon with AMX takes 0.87 of stock's time with 4 and 0.70 with 16, and on one thread 1 % longer; 32 win nothing.
 // (3 % of ResNet-50 on one thread where each layer was cut as finely as kTaskCycles allows.)
 size_t FewTasks();
-// The same for a pool that knows its threads: one is enough for one, and for two not much is lost if one is late.
+// One for each thread of a pool that knows them.
 size_t FewTasks(const ThreadPool& pool);
 // How many of them a layer of so many cycles is worth.
 size_t WantedTasks(double cycles);
-size_t WantedTasks(double cycles, const ThreadPool& pool);
 
 // Blocks of pixels and panels of channels, dealt out evenly.
 struct TaskSplit {

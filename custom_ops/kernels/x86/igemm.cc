@@ -44,6 +44,7 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "core/plan_cache.h"
 #include "kernels/common/channel_weights.h"
 #include "kernels/common/epilogue_tables.h"
 #include "kernels/common/workspace.h"
@@ -233,6 +234,9 @@ struct BlockGrid {
 };
 
 constexpr size_t kMaxBlockPixels = 256;
+// A small layer is cut into more blocks than the pointers require, for the threads; not below this many pixels, a tile of
+// AMX or some of the others.
+constexpr size_t kMinSharedPixels = 16;
 
 // Bytes that an engine copies of so many pixels.
 size_t OperandBytes(const WindowLayout& w, const IgemmEngine& engine, size_t pixels) {
@@ -256,8 +260,7 @@ BlockGrid PlanBlocks(const ConvGeometry& g, const WindowLayout& w, const IgemmEn
   if (s.OutPixels() == 0) return grid;
   const size_t out_h = static_cast<size_t>(s.out_h), out_w = static_cast<size_t>(s.out_w);
   const size_t limit = MaxBlockPixels(w, engine), total = static_cast<size_t>(s.OutPixels());
-  const size_t shared =
-      std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / engine.shared_pixels));
+  const size_t shared = std::clamp(wanted_blocks, size_t{1}, std::max(size_t{1}, total / kMinSharedPixels));
   if (!single_rows && !w.copied) {
     grid.blocks = DivideUp(total, limit);
     if (shared > grid.blocks) {
@@ -345,8 +348,24 @@ double SetupCycles(const ConvGeometry& g, const WindowLayout& w, const IgemmEngi
   return cycles;
 }
 
-// More than most machines have threads.
-constexpr size_t kManyTasks = 32;
+// How a convolution of one shape is dealt out.
+struct RunPlan {
+  ConvShape shape;
+  BlockGrid grid;
+  Workspace workspace;
+  TaskSplit split;
+};
+
+// What it is made for.
+struct RunKey {
+  ConvShape shape;
+  size_t threads;
+  double task_cycles;
+  bool operator==(const RunKey&) const = default;
+};
+
+// Weights as a core reads them again for another block.
+constexpr double kPanelBytesPerCycle = 32;
 // Weights as one core reads them from a cache that it shares: 2 MB of ResNet-50's last layer take 146 us on a core of
 // a Xeon at 2.7 GHz.
 constexpr double kWeightBytesPerCycle = 5;
@@ -360,8 +379,7 @@ class IgemmKernel final : public ConvKernel {
   // args.shape is the whole convolution's, also where the kernel computes only the outputs of its grid.
   void Run(const ConvArgs& args, ThreadPool& pool) const override;
   size_t WorkspaceBytes(const ConvShape& shape) const override {
-    // One thread has the largest blocks.
-    return PlanWorkspace(window_, engine_, Plan(Shape(shape), InlineThreadPool()), RowSumGroups()).bytes;
+    return MakePlan({shape, 1, kTaskCycles}).workspace.bytes;  // one thread has the largest blocks
   }
   size_t PackedBytes() const override {
     return weights_->size() + epilogue_.Bytes() + offsets_.size() * sizeof(uint32_t);
@@ -381,10 +399,16 @@ class IgemmKernel final : public ConvKernel {
                                    1 / engine_.outputs_per_cycle);
     return std::max(sums, static_cast<double>(weights_->size()) / kWeightBytesPerCycle);
   }
-  BlockGrid Plan(const ConvShape& shape, const ThreadPool& pool) const {
-    return PlanBlocks(geometry_, window_, engine_, shape, output_.interleaved,
-                      DivideUp(WantedTasks(Cycles(shape), pool), panels_.size()));
+  // The cycles of one core for a block and a panel.
+  double PanelCycles(const BlockGrid& grid) const {
+    const double outputs = static_cast<double>(RoundUp(grid.pixels, static_cast<size_t>(engine_.tile_rows))) *
+                           static_cast<double>(geometry_.out_channels);
+    const double sums = outputs * (static_cast<double>(geometry_.K()) / engine_.macs_per_cycle +
+                                   1 / engine_.outputs_per_cycle);
+    return (sums + static_cast<double>(weights_->size()) / kPanelBytesPerCycle) /
+           static_cast<double>(panels_.size());
   }
+  RunPlan MakePlan(const RunKey& key) const;
   // Index in y of a pixel of the grid; `row` counts the rows of all images.
   size_t PixelOf(const ConvShape& whole, const ConvShape& own, size_t row, size_t column) const {
     const int64_t image = static_cast<int64_t>(row) / own.out_h, y = static_cast<int64_t>(row) % own.out_h;
@@ -409,6 +433,7 @@ class IgemmKernel final : public ConvKernel {
   const IgemmEngine& engine_;
   const OutputGrid output_;
   const std::optional<ConvGeometry> folded_;  // what it was
+  mutable PlanCache<RunKey, RunPlan> plans_;
   WindowLayout window_;
   EpilogueTables epilogue_;
   const bool doubles_;     // bipolar activations: the band holds twice the codes
@@ -790,27 +815,55 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
   }
 }
 
+// Cuts the pixels into blocks and deals these and the panels out so that the threads are done soonest, as far as can be
+// told: in so many rounds of equal tasks, whose last one takes half a task longer because no two threads are equally fast
+// (on an idle Xeon some take twice as long as others for the same). What a task costs beside its products: what hands it
+// to its thread, what it sets up for each block, and that it reads its weights again for each.
+RunPlan IgemmKernel::MakePlan(const RunKey& key) const {
+  constexpr size_t kMostRounds = 4;
+  RunPlan best;
+  best.shape = Shape(key.shape);
+  const size_t panels = panels_.size();
+  const double cycles = Cycles(best.shape);
+  const size_t worth = key.threads == 1 ? 1 : static_cast<size_t>(std::max(cycles / key.task_cycles, 1.0));
+  double least = 0;
+  for (size_t wide = panels, parts = 1; parts <= panels; parts = DivideUp(panels, --wide)) {
+    if (parts > worth || best.shape.OutPixels() == 0) break;
+    wide = DivideUp(panels, parts);  // the fewest panels of a task that make so many parts
+    for (size_t rounds = 1; rounds <= kMostRounds; ++rounds) {
+      const size_t wanted = std::max<size_t>(std::min(key.threads * rounds, worth) / parts, 1);
+      const BlockGrid grid = PlanBlocks(geometry_, window_, engine_, best.shape, output_.interleaved, wanted);
+      const TaskSplit split = {grid.blocks, std::clamp(worth / parts, size_t{1}, grid.blocks), panels, parts};
+      const double setup = static_cast<double>(grid.pixels) * SetupCycles(geometry_, window_, engine_, 1);
+      const double block = setup + static_cast<double>(wide) * PanelCycles(grid);
+      const double task =
+          key.task_cycles / 4 + static_cast<double>(DivideUp(grid.blocks, split.pixel_tasks)) * block;
+      const double time =
+          (static_cast<double>(DivideUp(split.tasks(), key.threads)) + (key.threads == 1 ? 0 : 0.5)) * task;
+      if (best.grid.blocks == 0 || time < least) {
+        least = time;
+        best.grid = grid;
+        best.split = split;
+      }
+      if (worth == 1) break;
+    }
+    if (wide == 1) break;
+  }
+  best.workspace = PlanWorkspace(window_, engine_, best.grid, RowSumGroups());
+  return best;
+}
+
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const ConvShape shape = Shape(args.shape);
-  if (shape.OutPixels() == 0) return;
-  const double task_cycles = pool.TaskCycles();
-  const BlockGrid grid = Plan(shape, pool);
-  const Workspace ws = PlanWorkspace(window_, engine_, grid, RowSumGroups());
-
-  // Blocks of pixels are dealt out first. Every task of a block that is split by panels sets up the pointers
-  // again, at about a cycle each; such a task is large enough for that to be a hundredth of its work. Engines that
-  // copy pixels, which takes longer, find them again where the thread had the block before: a quarter is enough.
-  const double cycles = Cycles(shape), blocks = static_cast<double>(grid.blocks);
+  if (Shape(args.shape).OutPixels() == 0) return;
+  const RunKey key{args.shape, FewTasks(pool), pool.TaskCycles()};
+  const auto plan = plans_.Get(key, [&] { return MakePlan(key); });
+  const ConvShape& shape = plan->shape;
+  const BlockGrid& grid = plan->grid;
+  const Workspace& ws = plan->workspace;
+  const TaskSplit& split = plan->split;
+  // Engines that copy pixels find them again where the thread had the block before.
   const bool keeps = engine_.operand_bytes != nullptr;
-  const double setup = static_cast<double>(grid.pixels) * SetupCycles(geometry_, window_, engine_, 1);
-  const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / task_cycles), size_t{1}, grid.blocks);
-  const size_t most = keeps ? std::min(panels_.size(), DivideUp(kManyTasks, pixel_tasks)) : panels_.size();
-  const size_t panel_tasks =
-      std::clamp(static_cast<size_t>(cycles / blocks / std::max(task_cycles, (keeps ? 4 : 100) * setup)),
-                 size_t{1}, most);
-
-  const TaskSplit split = {grid.blocks, pixel_tasks, panels_.size(), panel_tasks};
-  const uint64_t tickets = keeps && panel_tasks > 1 ? NewTickets(grid.blocks) : 0;
+  const uint64_t tickets = keeps && split.panel_tasks > 1 ? NewTickets(grid.blocks) : 0;
   pool.ParallelFor(split.tasks(), [&](size_t task) {
     const auto [first_block, end_block, first_panel, end_panel] = split[task];
 

@@ -612,7 +612,6 @@ const IgemmEngine kIgemmAmx = {
     .outputs_per_cycle = 2.5,
     .tile_rows = 16,
     .least_rows = 16,
-    .shared_pixels = kTileRows,
     .run = &Run,
     .sum_weights = nullptr,
     .sum_rows = nullptr,

@@ -82,9 +82,6 @@ struct IgemmEngine {
   double macs_per_cycle, outputs_per_cycle;
   int tile_rows;
   double least_rows;
-  // A small layer is cut into more blocks than the pointers require, for the threads; not below this many pixels, where
-  // a block's tiles no longer share the weights well.
-  size_t shared_pixels = 48;
   void (*run)(const IgemmBlock& block);
   // For operands that are only known when the node runs. sums[c] = sum of the packed weights of channel c
   // over `groups` groups of a panel of `vectors` vectors; sums[r] = sum of (x + x_shift) modulo 256 over the
