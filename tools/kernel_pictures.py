@@ -166,6 +166,7 @@ FAMILIES = {
         "of `halo` holds, its weights as bits, and the planes of the patch, which its threads cut once for "
         "all taps; a step along K is two words of 128 channels each. Where the codes lie in memory as planes "
         "there are no slots: patches come as they are multiplied, and windows of one tap are worth it, too. "
+        "Residuals in planes are added to codes that leave in planes by logic, 32 channels at once. "
         "For large products of bytes another kernel makes planes first (`packed`).",
         "shared memory of a block",
         [

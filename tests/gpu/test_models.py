@@ -398,13 +398,14 @@ def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
 
 
-def test_residuals_in_planes(tmp_path: Path) -> None:
-    """Blocks of three convolutions of codes of two bits, whose shortcuts are planes, too."""
+@pytest.mark.parametrize("bits", [1, 2])
+def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
+    """Blocks of three convolutions of codes of few bits, whose shortcuts are planes, too."""
     graph = qonnx_graphs.QonnxGraph("shortcuts in planes", 7)
     sign = qonnx_graphs.Quant(np.float32(1), bits=0)
 
     def quantized(value: str, scale: float, *, signed: int = 0) -> str:
-        quant = qonnx_graphs.Quant(np.float32(scale), 2, signed=signed)
+        quant = qonnx_graphs.Quant(np.float32(scale), bits, signed=signed)
         return graph.quant(value if signed else graph.node("Relu", [value]), quant)
 
     def layer(value: str, inputs: int, outputs: int, kernel: int = 1) -> str:
@@ -415,7 +416,7 @@ def test_residuals_in_planes(tmp_path: Path) -> None:
     for _ in range(3):
         inner = quantized(layer(value, 192, 64), 192**0.5)
         inner = quantized(layer(inner, 64, 64, 3), 576**0.5)
-        made = quantized(layer(inner, 64, 192), 8, signed=1)
+        made = quantized(layer(inner, 64, 192), 8, signed=bits - 1)
         value = quantized(graph.node("Add", [made, value]), 4)
     graph.output(value, ["N", 192, None, None])
     without = "chain,flat_bits,halo,windows,wgmma,mma,team,vector"

@@ -189,13 +189,19 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
 // Whether sums become codes whose planes are found from bits (BitsParams::combines), and how: for each code and residual
 // what the contract has for them, then each product's part from what those of fewer bits leave.
 void FindProducts(BitsParams& p) {
-  const EpilogueParams& e = p.epilogue;
+  EpilogueParams& e = p.epilogue;
   const int codes = 1 << p.x_bits;
   constexpr float kMagic = 12582912;  // in what lines are added to, as are codes less the zero point
   const int lowest = static_cast<int>(e.line_base - kMagic), highest = static_cast<int>(e.line_top - kMagic);
-  p.combines = p.added_planes > 0 && p.added_planes <= p.x_bits && e.plane_count > 0 &&
-               e.plane_count <= p.x_bits && e.on_lines && !e.lacks_lines && !e.is_capped &&
-               highest - lowest < codes && e.border == nullptr;
+  const bool makes_planes =
+      e.plane_count > 0 && e.plane_count <= p.x_bits && e.on_lines && !e.lacks_lines && e.border == nullptr;
+  p.combines = makes_planes && p.added_planes > 0 && p.added_planes <= p.x_bits && !e.is_capped &&
+               highest - lowest < codes;
+  // Of patches that come as planes.
+  p.has_steps =
+      makes_planes && p.slots == 0 && p.x_bits == 1 && e.steps != nullptr && (!e.has_residual || p.combines);
+  if (p.has_steps) e.bias = e.steps;
+  if (!e.has_residual) p.products[0][1] = ~0u;  // the code's own bit
   if (!p.combines) return;
   Epilogue adding;
   adding.inner_scale = e.inner_scale;

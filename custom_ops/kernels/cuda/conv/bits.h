@@ -51,6 +51,8 @@ struct BitsParams : HaloParams {
   // those products of bits whose word here has all bits. Bit i of a product's number: the code's bit i has part in it, that
   // of the residual those from 2 on. Where not, residuals are added as numbers.
   bool combines = false;
+  bool has_steps =
+      false;  // first codes are told by EpilogueParams::steps, which stand in the place of the bias
   uint32_t products[kMostPlanes][kBitProducts] = {};
 };
 

@@ -9,7 +9,9 @@
 // 0 and counts nowhere.
 //
 // Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; or as bytes, in the patches of
-// halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps.
+// halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may come as planes,
+// too. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
+// codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/halo_patches.cuh"
 
@@ -36,8 +38,8 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   // Of a tile, where it has no whole one half of a word.
   static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
                        kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
-  static constexpr bool kMayAdd = kFinish == Finish::kPlanesAdding || kFinish == Finish::kFloatsAdding ||
-                                  kFinish == Finish::kWordsTailOnLine;
+  static constexpr bool kMayAdd = kFinish == Finish::kPlanesAdding || kFinish == Finish::kPlanesSteps ||
+                                  kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
 
   const BitsParams& bits;
   const Barriers full = this->patch_barriers, empty = {full(kMaxBitSlots)};
@@ -46,6 +48,20 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
             all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
   // A thread's parts of residuals that come as planes, of its two rows.
   unsigned added[2][kWords][kMostPlanes] = {};
+  unsigned flips[kWords] = {};  // EpilogueParams::step_flips
+
+  __device__ __forceinline__ void Begin() {
+    if constexpr (kFinish == Finish::kPlanesSteps) {
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        const int channel = at.n0 + word * kPlaneChannels;
+        if (channel >= bits.n) continue;
+        const unsigned whole = *reinterpret_cast<const unsigned*>(
+            bits.epilogue.step_flips + channel / kPlaneChannels * kPlaneWordBytes + column);
+        flips[word] = channel % kPlaneChannels == 0 ? whole : whole >> 16;
+      }
+    }
+  }
 
   // What is fetched of the i-th step.
   __device__ __forceinline__ void FetchStep(int i, uint32_t target, uint32_t barrier) const {
@@ -64,14 +80,18 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     int sums[kSums];
     // A thread's rows, eight apart.
     const int of_codes[] = {SumOfBits(counts, kSums) * bits.w_lowest,
-                            SumOfBits(counts, kSums + 2) * bits.w_lowest},
-              of_bit = 1 << bits.w_shift;
+                            SumOfBits(counts, kSums + 2) * bits.w_lowest};
+    int of_bit = 1 << bits.w_shift;
+    KeepInRegister(of_bit);  // one multiplication and addition, no shift
     BeginWithBias(fixed.state, column, sums);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
+    for (int j = 0; j < kSums; ++j)
+      sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
     this->AddPadding(sums);
     if constexpr (kFinish == Finish::kPlanesAdding) {
       CombinePlanes(sums);
+    } else if constexpr (kFinish == Finish::kPlanesSteps) {
+      CombineSteps(sums);
     } else {
       if constexpr (kMayAdd) {
         if (bits.added_planes > 0) StageAdded();
@@ -189,13 +209,43 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
       }
       ++four;
     });
-    ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {
-      unsigned halves[2][kBits] = {}, of[4] = {};  // bits of codes, then of residuals
+    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
+      unsigned halves[2][kBits] = {};
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) HalvesOfPlanes(codes[i][word][half], halves[half]);
 #pragma unroll
+      for (int plane = 0; plane < kBits; ++plane)
+        planes[plane] = JoinHalves(halves[0][plane], halves[1][plane]);
+    });
+  }
+
+  // The same of sums that are below 0 or not, as one first code or the other: their signs are shifted in one by one, in the
+  // order of a word's bits (BitOfChannel).
+  __device__ __forceinline__ void CombineSteps(const int (&sums)[kSums]) const {
+    static_assert(kBits == 1);
+    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
+      unsigned halves[2] = {};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int bit = 15; bit >= 0; --bit) {
+          const int four = (word * kHalves + half) * 4 + bit % 8 / 2, byte = bit / 8 + bit % 2 * 2;
+          halves[half] = ShiftInSign(halves[half], sums[8 * four + byte / 2 * 4 + byte % 2 + 2 * i]);
+        }
+      }
+      planes[0] = JoinHalves(halves[0], halves[1]) ^ flips[word];
+    });
+  }
+
+  // first_of(i, word, planes): planes of first codes.
+  template <typename F>
+  __device__ __forceinline__ void StoreCombined(const F& first_of) const {
+    ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {
+      unsigned first[kBits], of[4] = {};  // bits of codes, then of residuals
+      first_of(i, word, first);
+#pragma unroll
       for (int plane = 0; plane < kBits; ++plane) {
-        of[plane] = JoinHalves(halves[0][plane], halves[1][plane]);
+        of[plane] = first[plane];
         of[2 + plane] = added[i][word][plane];
       }
       unsigned y[kBits];
@@ -204,7 +254,7 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
                  is_alone = channel + kPlaneChannels / 2 >= bits.n;  // in its word
 #pragma unroll
       for (int plane = 0; plane < kBits; ++plane) {
-        if (plane >= e.plane_count) break;
+        if (plane >= bits.epilogue.plane_count) break;
         uint8_t* const out = static_cast<uint8_t*>(bits.y) + plane * next_plane + to;
         if (kHalves == 2 || (is_alone && !is_second)) {
           *reinterpret_cast<unsigned*>(out) = is_alone ? y[plane] & 0xFFFFu : y[plane];
@@ -506,6 +556,7 @@ template <bool kOfPlanes>
 Finish InstanceOf(const BitsParams& p) {
   const EpilogueParams& e = p.epilogue;
   const Finish finish = FinishOf(e);
+  if (kOfPlanes && p.has_steps) return Finish::kPlanesSteps;
   if (kOfPlanes && p.combines) return Finish::kPlanesAdding;
   if (finish == Finish::kTail) return Finish::kBorderTail;  // whatever the borders
   const bool is_own = finish == Finish::kBorderTail || finish == Finish::kWordsTailOnLine ||
@@ -529,6 +580,9 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   };
   const Finish finish = InstanceOf<kOfPlanes>(p);
   if constexpr (kOfPlanes) {
+    if constexpr (kBits == 1) {
+      if (finish == kPlanesSteps) return launch(std::integral_constant<Finish, kPlanesSteps>());
+    }
     return std::visit(
         launch,
         OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kFloats, kFloatsAdding>(finish));

@@ -27,6 +27,7 @@
 #include "kernels/cuda/conv/select.h"
 #include "kernels/cuda/conv/sum_line.h"
 #include "kernels/cuda/conv/weight_layouts.h"
+#include "kernels/cuda/conv/weight_rows.h"
 
 namespace lowbit::cuda {
 
@@ -732,13 +733,53 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
+  std::vector<int32_t> steps;
+  std::vector<uint8_t> step_flips;
+  if (HasSteps(e)) FindSteps(e, channels, steps, step_flips);
   at_ = {builder.Add(channels.bias),   builder.Add(scale),
          builder.Add(channels.gain),   builder.Add(channels.offset),
          builder.Add(channels.factor), builder.Add(float_bias),
          builder.Add(start),           has_w_zero_ ? builder.Add(weights.zero) : ConstantBuilder::kAbsent,
          builder.Add(e.thresholds),    builder.Add(e.base),
          builder.Add(e.dir),           builder.Add(e.tail_bias),
-         builder.Add(e.tail_scale),    builder.Add(e.tail_shift)};
+         builder.Add(e.tail_scale),    builder.Add(e.tail_shift),
+         builder.Add(steps),           builder.Add(step_flips)};
+}
+
+bool PackedConv::HasSteps(const Epilogue& e) const {
+  const bool are_on_lines = (epilogue_.on_lines || float_lines_) && !epilogue_.lacks_lines;
+  if (!are_on_lines || sum_form_ != SumForm::kFloat || !kBitWeights.applies(geometry_, x_, w_bits_, device_))
+    return false;
+  const CodeRange codes = FirstCodesOf(e);
+  return codes.hi - codes.lo == 1;
+}
+
+// Codes only rise with the sum, or only fall: where the second one begins is looked for between the sums that there are.
+void PackedConv::FindSteps(const Epilogue& e, const ChannelConstants& channels, std::vector<int32_t>& steps,
+                           std::vector<uint8_t>& flips) const {
+  const CodeRange codes = FirstCodesOf(e);
+  steps.resize(channels.bias.size());
+  flips.resize(static_cast<size_t>(CeilDiv(geometry_.out_channels, kPlaneChannels) * kPlaneWordBytes));
+  for (size_t c = 0; c < channels.sums.size(); ++c) {  // none of what comes packed
+    const auto [least, most] = channels.sums[c];
+    const int32_t first = FirstCode(e, least, c);
+    int64_t from = least, to = most + 1;  // sums before `from` have the first code, from `to` on the other
+    while (from < to) {
+      const int64_t middle = from + (to - from) / 2;
+      if (FirstCode(e, middle, c) == first) {
+        from = middle + 1;
+      } else {
+        to = middle;
+      }
+    }
+    steps[c] = static_cast<int32_t>(channels.bias[c] - from);
+    // What is stored is the code; what meets a residual, the code less the zero point.
+    const int32_t bit = (first - (e.has_residual ? codes.zero_point : 0)) & 1;
+    if (bit == 1) continue;  // of sums below
+    const int at = BitOfChannel(static_cast<int>(c % kPlaneChannels));
+    flips[c / kPlaneChannels * kPlaneWordBytes + static_cast<size_t>(at / 8)] |=
+        static_cast<uint8_t>(1 << at % 8);
+  }
 }
 
 void PackedConv::SetEpilogue(const Epilogue& e) {
@@ -846,6 +887,8 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_bias = floats(at_.tail_bias);
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
+  epilogue_.steps = ints(at_.steps);
+  epilogue_.step_flips = at_.step_flips == ConstantBuilder::kAbsent ? nullptr : memory_.At(at_.step_flips);
   epilogue_.border = ints(border_at_);
   epilogue_.values = floats(values_at_);
   epilogue_.table = table_at_ == ConstantBuilder::kAbsent ? nullptr : memory_.At(table_at_);

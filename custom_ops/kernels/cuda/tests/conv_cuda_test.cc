@@ -700,7 +700,7 @@ class Generator : public cuda::Draws {
       e.residual_zero_point = static_cast<int32_t>(Int(0, 1));
       for (float* const scale : {&e.inner_scale, &e.residual_scale, &e.y_scale}) *scale = Real(0.3f, 1.5f);
       e.lo = static_cast<int32_t>(Int(-2, 1));
-      e.hi = e.lo + static_cast<int32_t>(Int(1, 3));
+      e.hi = e.lo + Of({1, 1, 2, 3});
       e.zero_point = static_cast<int32_t>(Int(e.lo, e.hi));
     }
     return true;
@@ -1111,7 +1111,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   if (cuda::FitsPixels(spec)) quantizer = MakePixels(spec, s, generator, floats, x);
   std::vector<uint8_t> residual;
   const bool has_planes = node.kind == "planes";
-  const int residual_bits = has_planes ? generator.Of({1, 2, 8}) : 8;
+  const int residual_bits = has_planes ? generator.Of({1, 2, 8, spec.x.bits, spec.x.bits}) : 8;
   if (spec.epilogue.has_residual) residual = generator.Codes({residual_bits, Encoding::kUnsigned}, outputs);
   std::vector<uint8_t> expected(static_cast<size_t>(outputs) * (spec.epilogue.quantized_output ? 1 : 4));
   Threads pool;
