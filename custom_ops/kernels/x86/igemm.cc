@@ -564,6 +564,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
+  if (engine_.adds_by_line) epilogue_.AddByLine(spec.epilogue);
   rises_ = engine_.takes_rising && epilogue_.view().rising_offset != nullptr && epilogue_.view().packs_all;
   if (rises_) {
     for (size_t c = 0; c < channels; ++c)

@@ -227,7 +227,7 @@ void Requantize(const IgemmBlock& b, const IgemmPanel& panel, const StoredSums& 
   const auto [sums, pitch, residuals, pixel, count] = stored;
   if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
   StoredRows rows{sums, pitch, pixel, count, residuals, NV * Simd::kLanes};
-  if (kForm == RowForm::kSums && residuals == nullptr) {
+  if (kForm >= RowForm::kSums && residuals == nullptr) {
     rows.residual_pitch = b.output.pixel_step * b.output.epilogue->channels;
     rows.residual = b.output.residual + b.output.first_pixel * b.output.epilogue->channels +
                     pixel * rows.residual_pitch + panel.channel;
@@ -262,6 +262,7 @@ const FinishTable& RequantizeTable(bool packs_all) {
 const FinishTable& FinishTableOf(const EpilogueView& e) {
   static constexpr FinishTable kAny([]<int NV>() { return &Finish<NV>; });
   if (!e.pack_clips || e.few_sums != nullptr) return kAny;
+  if (e.adds_by_line) return RequantizeTable<RowForm::kLine>(e.packs_all);
   if (e.has_residual) return RequantizeTable<RowForm::kSums>(e.packs_all);
   return e.rising_offset != nullptr ? RequantizeTable<RowForm::kRising>(e.packs_all)
                                     : RequantizeTable<RowForm::kProducts>(e.packs_all);
@@ -607,6 +608,7 @@ const IgemmEngine kIgemmAmx = {
     .panel_bytes = 32 * 1024,
     .takes_even = true,
     .multiplies_signed = true,
+    .adds_by_line = true,
     .operand_bytes = &OperandBytes,
     .macs_per_cycle = 440.0,
     .outputs_per_cycle = 2.5,

@@ -70,6 +70,7 @@ struct IgemmEngine {
   bool takes_rows = false;         // IgemmBlock::offsets
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
   bool takes_rising = false;       // IgemmBlock::rises; AMX adds the bits of 2^23 itself
+  bool adds_by_line = false;       // EpilogueView::adds_by_line
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
   size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups, bool even) = nullptr;
   // Of an engine that unpacks: bytes of a panel's weights as it multiplies them, for each of their groups; it pays for
