@@ -650,19 +650,25 @@ void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) 
 void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const {
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
   const size_t segment_bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
-  const size_t group_bytes = static_cast<size_t>(panel.vectors * engine_.lanes) * 4;
   const size_t channel_bytes = window_.segments * segment_bytes;
+  const size_t vectors = static_cast<size_t>(panel.vectors), lanes = static_cast<size_t>(engine_.lanes);
+  const size_t step = engine_.step_groups, vector_bytes = lanes * 4;
+  // Where four values of a channel lie: group after group of all vectors, or step after step of groups, of which those of
+  // a vector are one behind the other.
+  const auto place_of = [&](size_t group, size_t lane) {
+    const size_t vector = (group / step * vectors + lane / lanes) * step + group % step;
+    return out + vector * vector_bytes + lane % lanes * 4;
+  };
   std::vector<int8_t> weights(panel.count * channel_bytes);
   for (size_t lane = 0; lane < panel.count; ++lane) {
     LoadWeights(spec, panel.channel + lane, weights.data() + lane * channel_bytes);
     if (weight_shift_.empty()) continue;
     const int32_t shift = ByteShift(spec.channel_values[panel.channel + lane]);
     for (size_t g = 0; g < window_.segments * window_.groups; ++g)  // bytes that pad the channel become zero
-      std::memset(out + g * group_bytes + lane * 4, -shift, 4);
+      std::memset(place_of(g, lane), -shift, 4);
   }
   constexpr size_t kStepBytes = 64;
   for (size_t segment = 0; segment < window_.segments; ++segment) {
-    uint8_t* const to = out + segment * window_.groups * group_bytes;
     for (size_t first = 0; first < segment_bytes; first += kStepBytes) {
       const size_t count = std::min(kStepBytes, segment_bytes - first);
       for (size_t lane = 0; lane < panel.count; ++lane) {
@@ -670,14 +676,20 @@ void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8
         // Where the channels of this convolution group begin inside a segment.
         const size_t start =
             ((panel.channel + lane) / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
-        uint8_t* place = to + lane * 4 + (start + first) / 4 * group_bytes;
+        const size_t group = segment * window_.groups + (start + first) / 4;
         size_t i = 0;
         if (start % 4 == 0) {  // nearly every layer: whole groups at a time
-          for (; i + 4 <= count; i += 4, place += group_bytes) std::memcpy(place, from + i, 4);
+          uint8_t* place = place_of(group, lane);
+          for (size_t in_step = group % step; i + 4 <= count; i += 4, place += vector_bytes) {
+            std::memcpy(place, from + i, 4);
+            if (++in_step < step) continue;
+            in_step = 0;
+            place += (vectors - 1) * step * vector_bytes;
+          }
         }
         for (; i < count; ++i) {
           const size_t at = start + first + i;
-          to[at / 4 * group_bytes + lane * 4 + at % 4] = static_cast<uint8_t>(from[i]);
+          place_of(segment * window_.groups + at / 4, lane)[at % 4] = static_cast<uint8_t>(from[i]);
         }
       }
     }

@@ -5,8 +5,8 @@
 //   32 pixels   [16 pixels] x 64 bytes   v
 //   of x        [16 pixels] x 64 bytes  -> 4 products of 16 x 16 x 64, 16 cycles each, for 4 loads
 //
-// The weights lie as for vpdpbusd (igemm_tile.h): 16 groups of one vector are a tile. Of x a tile takes the same
-// 64 bytes of 16 segments, one per pixel:
+// 16 groups of one vector of weights are a tile, which lie one behind the other: a panel is read from its first byte to
+// its last one. Of x a tile takes the same 64 bytes of 16 segments, one per pixel:
 //
 //   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes, or there is but
 //              one: 1x1 layers, and all whose windows are even (igemm.cc)
@@ -362,10 +362,10 @@ struct Fetch {
 };
 
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
-// weights, whose groups lie group_bytes apart.
+// weights, whose steps lie step_bytes apart.
 template <bool kSigned, int kTiles, int kVectors>
 void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-                   const int8_t* weights, size_t group_bytes, int32_t* sums, size_t sums_pitch,
+                   const int8_t* weights, size_t step_bytes, int32_t* sums, size_t sums_pitch,
                    Waiting& waiting, Fetch& fetch) {
   // A tile whose rows are all the bias would be the better start, were it not slow to load: a layer 1x1 64->256
   // @56 took 232 us with it, 157 without.
@@ -377,10 +377,10 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
       Tiles::Load<4>(x0, a0[run].pitch);
-      Tiles::Load<6>(weights, group_bytes);
+      Tiles::Load<6>(weights, kTileRowBytes);
       Tiles::Dot<kSigned, 0, 4, 6>();
       if constexpr (kVectors == 2) {
-        Tiles::Load<7>(weights + kTileRowBytes, group_bytes);
+        Tiles::Load<7>(weights + kTileBytes, kTileRowBytes);
         Tiles::Dot<kSigned, 1, 4, 7>();
       }
       if constexpr (kTiles == 2) {
@@ -390,7 +390,7 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
         x1 += a1[run].step;
       }
       x0 += a0[run].step;
-      weights += kStepGroups * group_bytes;
+      weights += step_bytes;
       fetch.Step();
       waiting.Step(b);
     }
@@ -409,7 +409,7 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
 // single step the pixels may be in their tiles already.
 template <bool kSigned, int kTiles, int kSet>
 void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-                    bool loads_pixels, const int8_t* weights, size_t group_bytes, Waiting& waiting,
+                    bool loads_pixels, const int8_t* weights, size_t step_bytes, Waiting& waiting,
                     Fetch& fetch) {
   constexpr int kSums = 2 * kSet, kWeights = 6 + kSet;
   Tiles::Zero<kSums>();
@@ -417,7 +417,7 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
   for (size_t run = 0; run < runs.count; ++run) {
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
-      Tiles::Load<kWeights>(weights, group_bytes);
+      Tiles::Load<kWeights>(weights, kTileRowBytes);
       if (loads_pixels) Tiles::Load<4>(x0, a0[run].pitch);
       Tiles::Dot<kSigned, kSums, 4, kWeights>();
       if constexpr (kTiles == 2) {
@@ -426,7 +426,7 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
         x1 += a1[run].step;
       }
       x0 += a0[run].step;
-      weights += kStepGroups * group_bytes;
+      weights += step_bytes;
       fetch.Step();
       waiting.Step(b);
     }
@@ -530,7 +530,7 @@ class BlockRun {
       const bool pair = v + 1 < vectors;
       const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
                                 : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
-      multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
+      multiply(b_, runs_, a0, a1, panel.weights + v * kTileBytes, vectors * kTileBytes,
                sums_[turn_] + v * kLanes, pitch, waiting_[1 - turn_], fetch);
     }
   }
@@ -545,8 +545,8 @@ class BlockRun {
       const auto multiply = set_ == 0
                                 ? (two ? &MultiplyVector<kSigned, 2, 0> : &MultiplyVector<kSigned, 1, 0>)
                                 : (two ? &MultiplyVector<kSigned, 2, 1> : &MultiplyVector<kSigned, 1, 1>);
-      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileRowBytes,
-               vectors * kTileRowBytes, v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
+      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileBytes, vectors * kTileBytes,
+               v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
       StoreInTiles();
       set_ = 1 - set_;
       in_tiles_ = {sums_[turn_] + v * kLanes, pitch, two};
