@@ -290,12 +290,14 @@ class Waiting {
   // Rows [row, row + count) of the sums belong to the pixels of y from `pixel` on.
   void Add(size_t row, size_t pixel, size_t count) {
     ranges_[count_++] = {row, pixel, count};
-    pieces_ += Quotient(count, most_);
+    pieces_ += most_ == kPieceRows ? Quotient(count, kPieceRows) : Quotient(count, 2 * kPieceRows);
   }
   // The same for pixels of which some are not stored.
   void AddStored(const IgemmBlock& b, size_t row, size_t pixel, size_t count) {
-    for (size_t done = 0, n; done < count; done += n) {
-      const size_t y = (pixel + done) / b.column_pitch, x = (pixel + done) % b.column_pitch;
+    // 32 bits, and once: what is done between two tiles is time in which none are multiplied.
+    const auto pitch = static_cast<uint32_t>(b.column_pitch);
+    size_t y = static_cast<uint32_t>(pixel) / pitch, x = static_cast<uint32_t>(pixel) % pitch;
+    for (size_t done = 0, n; done < count; done += n, ++y, x = 0) {
       n = Least(count - done, b.column_pitch - x);
       if (x < b.columns) Add(row + done, y * b.columns + x, Least(n, b.columns - x));
     }
@@ -472,9 +474,10 @@ class BlockRun {
     for (size_t p = 0; p < b_.panel_count; ++p) {
       const size_t x_offset = b_.panels[p].x_offset;
       const bool are_made = *b_.operands_of == x_offset + 1;
+      const size_t lines = FetchedLines(b_.panels[p]);
       for (size_t tile = 0; tile < tiling_.count; tile += 2) {
         if (!are_made) MakeBoth(tile, x_offset);
-        Multiply(b_.panels[p], tile);
+        Multiply(b_.panels[p], tile, lines);
       }
       *b_.operands_of = x_offset + 1;
     }
@@ -487,20 +490,30 @@ class BlockRun {
     return steps_ * kStepGroups * static_cast<size_t>(panel.vectors) * kTileRowBytes;
   }
 
+  bool InTurns() const { return steps_ <= kStepsInTurns; }
+  // How often a tile or two pass some of the panel's weights, step by step.
+  size_t Products(const IgemmPanel& panel) const {
+    const size_t vectors = static_cast<size_t>(panel.vectors);
+    return (InTurns() ? vectors : Quotient(vectors, 2)) * steps_;
+  }
+  // Of the next panel, for each of those steps.
+  size_t FetchedLines(const IgemmPanel& panel) const {
+    const size_t bytes = PanelBytes(panel);
+    if (&panel + 1 >= b_.all_panels_end || bytes < kFetchedPanelBytes) return 0;
+    return Quotient(bytes / kTileRowBytes, Products(panel) * Quotient(tiling_.count, 2));
+  }
+
   void MakeBoth(size_t tile, size_t x_offset) {
     for (size_t i = tile; i < Least(tile + 2, tiling_.count); ++i)
       MakeOperands(b_, runs_, tiling_.rows, tiling_.First(i), x_offset, b_.operands + i * steps_ * kTileBytes,
                    operands_ + i * runs_.count);
   }
 
-  // Two tiles, or the last one, by a panel. Meanwhile the next one is fetched.
-  void Multiply(const IgemmPanel& panel, size_t tile) {
-    const bool two = tile + 1 < tiling_.count, in_turns = steps_ <= kStepsInTurns;
-    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
-    const size_t products = (in_turns ? vectors : Quotient(vectors, 2)) * steps_, bytes = PanelBytes(panel);
-    const bool fetches = &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
-    const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * Quotient(tiling_.count, 2)) : 0;
-    Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
+  // Two tiles, or the last one, by a panel. Meanwhile `lines` of the next one are fetched after each step.
+  void Multiply(const IgemmPanel& panel, size_t tile, size_t lines) {
+    const bool two = tile + 1 < tiling_.count, in_turns = InTurns();
+    const size_t pitch = static_cast<size_t>(panel.vectors) * kLanes, products = Products(panel);
+    Fetch fetch{panel.weights + PanelBytes(panel) + tile / 2 * products * lines * kTileRowBytes, lines};
     int32_t* const sums = sums_[turn_];
     Waiting& waiting = waiting_[turn_];
     waiting.Begin(finish_, panel, sums, pitch, in_turns ? products - steps_ : products);
