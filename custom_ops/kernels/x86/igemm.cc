@@ -19,10 +19,10 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
-//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
-//          pixels of 16 channels at stride 1, of which some multiply zeros, while the band is filled, and a kernel
-//          row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64 bytes per pixel, none of which is copied
-//          for it alone.
+//   folded even, for few channels (the first layer of a network again): at stride 2 squares of 2x2 pixels become
+//          pixels of 16 channels at stride 1, at stride 1 pixels become such of 4 channels, of which some multiply
+//          zeros, while the band is filled, and a kernel row is one step. A 7x7 kernel on 3 channels multiplies
+//          4 * 64 bytes per pixel, none of which is copied for it alone.
 //
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
@@ -94,14 +94,16 @@ size_t EvenGroups(const ConvGeometry& g, const IgemmEngine& engine) {
   return RoundUp(DivideUp(static_cast<size_t>(g.kernel_w * g.in_channels), 4), engine.step_groups);
 }
 
-// Squares of pixels as pixels, four bytes for each (Addressing, folded).
-constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
+// Squares of pixels as pixels, four bytes for each (Addressing, folded). Their sides are the strides.
+constexpr int64_t kMostFold = 2, kFoldedPixel = 4;
+int64_t FoldedChannels(int64_t fold) { return fold * fold * kFoldedPixel; }
 
 // Of the folded image, which holds the pads.
 ConvGeometry Folded(ConvGeometry g) {
-  g.in_channels = kFoldedChannels;
-  g.kernel_h = (g.kernel_h + 1) / kFold;
-  g.kernel_w = (g.kernel_w + 1) / kFold;
+  const int64_t fold = g.stride_h;
+  g.in_channels = FoldedChannels(fold);
+  g.kernel_h = (g.kernel_h + fold - 1) / fold;
+  g.kernel_w = (g.kernel_w + fold - 1) / fold;
   g.stride_h = g.stride_w = 1;
   g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
   return g;
@@ -111,16 +113,17 @@ ConvSpec Folded(const ConvSpec& whole) {
   ConvSpec spec = whole;
   spec.geometry = Folded(whole.geometry);
   const ConvGeometry &g = spec.geometry, &from = whole.geometry;
+  const int64_t fold = from.stride_h;
   spec.w = {8, Encoding::kSigned};
   std::fill(spec.w_zero_point.begin(), spec.w_zero_point.end(), 0);
   spec.weights.assign(static_cast<size_t>(g.out_channels * g.K()), 0);
   for (int64_t o = 0; o < g.out_channels; ++o) {
     for (int64_t y = 0; y < from.kernel_h; ++y) {
       for (int64_t x = 0; x < from.kernel_w; ++x) {
-        const int64_t tap = y / kFold * g.kernel_w + x / kFold, pixel = y % kFold * kFold + x % kFold;
+        const int64_t tap = y / fold * g.kernel_w + x / fold, pixel = y % fold * fold + x % fold;
         for (int64_t c = 0; c < from.in_channels; ++c) {
           const int64_t index = (y * from.kernel_w + x) * from.in_channels + c;
-          spec.weights[static_cast<size_t>(o * g.K() + tap * kFoldedChannels + pixel * kFoldedPixel + c)] =
+          spec.weights[static_cast<size_t>(o * g.K() + tap * g.in_channels + pixel * kFoldedPixel + c)] =
               static_cast<uint8_t>(whole.WeightValue(o, o * from.K() + index));
         }
       }
@@ -140,28 +143,29 @@ ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
 // which those that are no channels of theirs may be anything, but for the tensor's last ones.
 void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
              uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
-  const int64_t channels = whole.in_channels, step = kFold * channels;
-  for (int64_t part = 0; part < kFold * kFold; ++part) {
-    const int64_t y = row * kFold + part / kFold - whole.pad_top;
-    const int64_t x = column * kFold + part % kFold - whole.pad_left;  // of the first pixel
-    int64_t begin = 0, end = 0;                                        // of those in the image
+  const int64_t fold = whole.stride_h, folded_channels = FoldedChannels(fold);
+  const int64_t channels = whole.in_channels, step = fold * channels;
+  for (int64_t part = 0; part < fold * fold; ++part) {
+    const int64_t y = row * fold + part / fold - whole.pad_top;
+    const int64_t x = column * fold + part % fold - whole.pad_left;  // of the first pixel
+    int64_t begin = 0, end = 0;                                      // of those in the image
     if (y >= 0 && y < shape.in_h) {
-      begin = std::clamp<int64_t>((-x + kFold - 1) / kFold, 0, count);
-      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / kFold + 1);
+      begin = std::clamp<int64_t>((-x + fold - 1) / fold, 0, count);
+      if (x < shape.in_w) end = std::min(count, (shape.in_w - 1 - x) / fold + 1);
       end = std::max(begin, end);
     }
     uint8_t* const out = to + part * kFoldedPixel;
-    for (int64_t i = 0; i < begin; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
+    for (int64_t i = 0; i < begin; ++i) std::memset(out + i * folded_channels, pad, kFoldedPixel);
     if (begin < end) {
       const uint8_t* const from = image + (y * shape.in_w + x) * channels;
       int64_t whole_end = end;
       while (whole_end > begin && x_end - (from + (whole_end - 1) * step) < kFoldedPixel) --whole_end;
       for (int64_t i = begin; i < whole_end; ++i)
-        std::memcpy(out + i * kFoldedChannels, from + i * step, kFoldedPixel);
+        std::memcpy(out + i * folded_channels, from + i * step, kFoldedPixel);
       for (int64_t i = whole_end; i < end; ++i)
-        std::memcpy(out + i * kFoldedChannels, from + i * step, static_cast<size_t>(channels));
+        std::memcpy(out + i * folded_channels, from + i * step, static_cast<size_t>(channels));
     }
-    for (int64_t i = end; i < count; ++i) std::memset(out + i * kFoldedChannels, pad, kFoldedPixel);
+    for (int64_t i = end; i < count; ++i) std::memset(out + i * folded_channels, pad, kFoldedPixel);
   }
 }
 
@@ -172,17 +176,18 @@ size_t EvenColumns(const ConvGeometry& g, size_t columns) {
 
 size_t BandLimit(const WindowLayout& w) { return w.even ? kEvenBandBytes : kBandBytes; }
 
-// `plain`: pixels have no sums of their own.
+// `plain`: pixels have no sums of their own. `is_even`: whether a band is even however few channels it has.
 WindowLayout WindowOf(const ConvGeometry& g, const IgemmEngine& engine, bool even, bool plain,
-                      bool allow_rows, bool copy_all) {
+                      bool allow_rows, bool copy_all, bool is_even) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
   const bool has_rows =
       allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
       g.kernel_d * span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes);
-  w.even = even && has_rows && plain && g.in_channels >= kBandMaxChannels &&
-           static_cast<double>(EvenGroups(g, engine) * 4) <=
-               kMaxEvenBytes * static_cast<double>(g.kernel_w * g.in_channels);
+  w.even = even && has_rows && plain &&
+           (is_even || (g.in_channels >= kBandMaxChannels &&
+                        static_cast<double>(EvenGroups(g, engine) * 4) <=
+                            kMaxEvenBytes * static_cast<double>(g.kernel_w * g.in_channels)));
   if (has_rows && (w.even || g.in_channels < kBandMaxChannels || copy_all)) {
     w.addressing = Addressing::kRows;
     w.copied = true;
@@ -275,21 +280,33 @@ struct OutputGrid {
 };
 
 WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool plain, bool allow_rows,
-                        bool copy_all) {
-  const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all);
+                        bool copy_all, bool is_even = false) {
+  const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all, is_even);
   if (!w.even || (BandFits(g, w) && w.reach <= kMaxReach)) return w;
-  return WindowOf(g, engine, false, plain, allow_rows, copy_all);
+  return WindowOf(g, engine, false, plain, allow_rows, copy_all, false);
+}
+
+// Whether an image that is folded at stride 1, whose kernel rows are steps that are mostly zeros, takes less time than
+// windows that are copied for each pixel: some 12 cycles for each of their rows (Sapphire Rapids, 3x3, 3->64).
+bool FoldsAtStride1(const ConvGeometry& g, const IgemmEngine& engine) {
+  constexpr double kRowCycles = 12;
+  const ConvGeometry folded = Folded(g);
+  const size_t copied = DivideUp(static_cast<size_t>(g.K()), engine.step_groups * 4),
+               steps = static_cast<size_t>(g.kernel_h) * EvenGroups(folded, engine) / engine.step_groups;
+  const double more = static_cast<double>((steps - copied) * engine.step_groups * 4 * g.out_channels);
+  return more / engine.macs_per_cycle < kRowCycles * static_cast<double>(g.kernel_h);
 }
 
 bool Folds(const ConvSpec& spec, const IgemmEngine& engine) {
   const ConvGeometry& g = spec.geometry;
   return engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
-         g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold && g.dilation_h == 1 &&
-         g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
+         g.in_channels <= kFoldedPixel && g.stride_h <= kMostFold && g.stride_w == g.stride_h &&
+         g.dilation_h == 1 && g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
          spec.w.encoding != Encoding::kBipolar &&
          std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
                      [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; }) &&
-         PlanWindow(Folded(g), engine, true, true, false).even;
+         (g.stride_h > 1 || (g.kernel_w > 1 && FoldsAtStride1(g, engine))) &&
+         PlanWindow(Folded(g), engine, true, true, false, g.stride_h == 1).even;
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -582,7 +599,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       row_sum_weight_.resize(channels + kEpiloguePadding);
     }
   }
-  window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_);
+  window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_,
+                       folded_ && folded_->stride_h == 1);
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
   if (window_.in_rows && !window_.copied) {
@@ -1086,8 +1104,10 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const ConvGeometry g = Folds(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
-  const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
+  const bool folds = Folds(spec, kEngine);
+  const ConvGeometry g = folds ? Folded(spec.geometry) : spec.geometry;
+  const WindowLayout w =
+      PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec), folds && spec.geometry.stride_h == 1);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);
