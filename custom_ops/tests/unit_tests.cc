@@ -1,6 +1,9 @@
 // What Python cannot reach: sharing of packed weights, the plan cache, the order of CPU levels. And the
 // parser of the tune cache, byte by byte, which is too slow there.
+#include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,11 +16,13 @@
 
 #include "core/cpu/isa.h"
 #include "core/cpu/tune_cache.h"
+#include "core/epilogue.h"
 #include "core/guarded_body.h"
 #include "core/packed_weights.h"
 #include "core/packing.h"
 #include "core/plan_cache.h"
 #include "core/status.h"
+#include "kernels/common/residual_line.h"
 #include "tests/expect.h"
 
 namespace lowbit {
@@ -195,6 +200,51 @@ void TestTuneFile() {
   fs::remove_all(folder);
 }
 
+// Every pair of codes, of epilogues of all kinds; of what networks have nearly all have a line.
+void TestResidualLines() {
+  std::mt19937 random(7);
+  const auto between = [&](int32_t lo, int32_t hi) { return std::uniform_int_distribution(lo, hi)(random); };
+  int usual = 0, found = 0;
+  for (int i = 0; i < 120; ++i) {
+    Epilogue e;
+    e.has_residual = true;
+    const bool ties = i % 4 == 3;
+    const auto scale = [&] {
+      const float power = std::exp2(static_cast<float>(between(-1, 1)));
+      return ties ? power : power * std::uniform_real_distribution<float>(1, 2)(random);
+    };
+    e.inner_scale = scale(), e.residual_scale = scale(), e.y_scale = scale();
+    e.residual_signed = between(0, 1) != 0;
+    const int32_t least = e.residual_signed ? -128 : 0;
+    const int32_t inner = between(0, 1) * -128, y = between(0, 1) * -128;
+    e.lo = inner + between(0, 1) * between(0, 100), e.hi = inner + 255 - between(0, 1) * between(0, 100);
+    e.y_lo = y + between(0, 1) * between(0, 100), e.y_hi = y + 255 - between(0, 1) * between(0, 100);
+    e.zero_point = inner + between(0, 255), e.y_zero_point = y + between(0, 255);
+    e.residual_zero_point = least + between(0, 255);
+    const std::optional<ResidualLine> line = FitResidualLine(e);
+    usual += ties ? 0 : 1;
+    if (!line) continue;
+    found += ties ? 0 : 1;
+    int wrong = 0;
+    for (int32_t q = e.lo; q <= e.hi; ++q) {
+      for (int32_t r = least; r < least + 256; ++r) {
+        const float x = std::bit_cast<float>(line->base ^ static_cast<uint8_t>(r));
+        const float value = std::rint(std::fma(static_cast<float>(q - e.zero_point), line->inner,
+                                               std::fma(x, line->residual, line->offset)));
+        const float zero = static_cast<float>(e.y_zero_point);
+        const float code = std::clamp(value + zero, static_cast<float>(e.y_lo), static_cast<float>(e.y_hi));
+        wrong += static_cast<int32_t>(code) != AddResidualCode(e, q, r) ? 1 : 0;
+      }
+    }
+    Expect(wrong == 0, "a line gives the codes of the definition");
+  }
+  Expect(found * 10 > usual * 9, "usual scales have a line");
+  Epilogue e;
+  e.has_residual = true;
+  e.inner_scale = std::nanf("");
+  Expect(!FitResidualLine(e), "scales that are no numbers have none");
+}
+
 }  // namespace
 }  // namespace lowbit
 
@@ -207,6 +257,7 @@ int main() {
   lowbit::TestUnpacking();
   lowbit::TestPackingRefusesSizes();
   lowbit::TestIsa();
+  lowbit::TestResidualLines();
   lowbit::TestTuneCache();
   lowbit::TestTuneFile();
   return lowbit::ReportFailures();

@@ -209,7 +209,9 @@ def test_first_layers_read_nothing_behind_an_image(row, channels):
     """Pixels are read as four bytes: under AddressSanitizer the last ones of a tensor must not be."""
     for width in (40, 41):
         shape = [1, 9, width, channels]
-        check(row, conv(width, shape, 16, [7, 7], strides=[2, 2], pads=[3, 3, 3, 3], x_bits=8, w_bits=8))
+        for kernel, stride in ((7, 2), (3, 1)):
+            geometry: dict[str, Any] = {"strides": [stride] * 2, "pads": [kernel // 2] * 4}
+            check(row, conv(width, shape, 16, [kernel] * 2, **geometry, x_bits=8, w_bits=8))
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -426,6 +428,7 @@ EDGES: dict[str, tuple[list[int], int, list[int], dict[str, Any]]] = {
     "several images per block": ([7, 3, 5, 12], 20, [1, 1], {}),
     "strided pointwise": ([2, 15, 17, 19], 64, [1, 1], {"strides": [2, 3]}),
     "first layer": ([2, 40, 37, 3], 64, [7, 7], {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+    "first layer at stride 1": ([2, 20, 37, 3], 64, [3, 3], {"pads": [1, 1, 1, 1]}),
     "first layer, dilated rows": ([1, 20, 21, 1], 13, [5, 3], {"pads": [2, 1, 2, 1], "dilations": [2, 1]}),
     "one long row, few channels": ([1, 9000, 2], 6, [5], {"pads": [2, 2], "strides": [2]}),
     "one long row, many channels": ([1, 700, 40], 6, [5], {"pads": [4, 0]}),

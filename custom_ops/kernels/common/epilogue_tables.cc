@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/epilogue.h"
+#include "kernels/common/residual_line.h"
 #include "kernels/common/threshold_line.h"
 
 namespace lowbit {
@@ -207,6 +208,18 @@ void EpilogueTables::LimitAccumulators(const std::vector<int64_t>& largest) {
   std::vector<float> offset(v.channels);
   for (size_t c = 0; c < v.channels; ++c) offset[c] = v.scale[c] * -0x1p23f;
   v.rising_offset = Padded(offset, v.channels);
+}
+
+void EpilogueTables::AddByLine(const Epilogue& e) {
+  EpilogueView& v = view_;
+  if (!v.has_residual || !v.pack_clips || v.few_sums != nullptr) return;
+  const std::optional<ResidualLine> line = FitResidualLine(e);
+  if (!line) return;
+  v.adds_by_line = true;
+  v.line_inner = line->inner;
+  v.line_residual = line->residual;
+  v.line_constant = line->offset;
+  v.line_base = line->base;
 }
 
 size_t EpilogueTables::Bytes() const {

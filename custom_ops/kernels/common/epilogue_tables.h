@@ -79,6 +79,11 @@ struct EpilogueView {
   // flipped, which costs less than a branch at every vector.
   int32_t residual_flip = 0, residual_zero = 0;
 
+  // Where pack_clips: the last quantizer's codes are those of a line (residual_line.h), if AddByLine found one.
+  bool adds_by_line = false;
+  float line_inner = 0, line_residual = 0, line_constant = 0;
+  uint32_t line_base = 0;
+
   // Where the sums of few codes come from tables, or null.
   const FewSums* few_sums = nullptr;
 
@@ -120,6 +125,9 @@ class EpilogueTables {
 
   // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogues: clips after packing, rising codes.
   void LimitAccumulators(const std::vector<int64_t>& largest);
+
+  // Behind LimitAccumulators, for kernels that add residuals by a line. It takes half a millisecond to find.
+  void AddByLine(const Epilogue& epilogue);
 
   const EpilogueView& view() const { return view_; }
   size_t Bytes() const;

@@ -19,10 +19,10 @@
 //
 //             output row 0, 1, 2 at stride 2    x rows  0 2 4 6 | 1 3 5
 //
-//   folded even, for few channels at stride 2 (the first layer of a network again): squares of 2x2 pixels become
-//          pixels of 16 channels at stride 1, of which some multiply zeros, while the band is filled, and a kernel
-//          row is one step. A 7x7 kernel on 3 channels multiplies 4 * 64 bytes per pixel, none of which is copied
-//          for it alone.
+//   folded even, for few channels (the first layer of a network again): at stride 2 squares of 2x2 pixels become
+//          pixels of 16 channels at stride 1, at stride 1 pixels become such of 4 channels, of which some multiply
+//          zeros, while the band is filled, and a kernel row is one step. A 7x7 kernel on 3 channels multiplies
+//          4 * 64 bytes per pixel, none of which is copied for it alone.
 //
 // The windows of a row of pixels lie equally far apart in a band, as they do in the x of a pointwise
 // convolution: engines that know (IgemmEngine::takes_rows) need no pointers to each.
@@ -103,17 +103,18 @@ size_t EvenColumns(const ConvGeometry& g, size_t columns) {
 
 size_t BandLimit(const WindowLayout& w) { return w.even ? kEvenBandBytes : kBandBytes; }
 
-// `plain`: pixels have no sums of their own.
+// `plain`: pixels have no sums of their own. `is_even`: whether a band is even however few channels it has.
 WindowLayout WindowOf(const ConvGeometry& g, const IgemmEngine& engine, bool even, bool plain,
-                      bool allow_rows, bool copy_all) {
+                      bool allow_rows, bool copy_all, bool is_even) {
   WindowLayout w;
   const int64_t span_h = (g.kernel_h - 1) * g.dilation_h + 1;
   const bool has_rows =
       allow_rows && g.group == 1 && g.dilation_w == 1 && g.kernel_w > 1 &&
       g.kernel_d * span_h * g.kernel_w * g.in_channels * 4 <= static_cast<int64_t>(kBandBytes);
-  w.even = even && has_rows && plain && g.in_channels >= kBandMaxChannels &&
-           static_cast<double>(EvenGroups(g, engine) * 4) <=
-               kMaxEvenBytes * static_cast<double>(g.kernel_w * g.in_channels);
+  w.even = even && has_rows && plain &&
+           (is_even || (g.in_channels >= kBandMaxChannels &&
+                        static_cast<double>(EvenGroups(g, engine) * 4) <=
+                            kMaxEvenBytes * static_cast<double>(g.kernel_w * g.in_channels)));
   if (has_rows && (w.even || g.in_channels < kBandMaxChannels || copy_all)) {
     w.addressing = Addressing::kRows;
     w.copied = true;
@@ -206,21 +207,33 @@ struct OutputGrid {
 };
 
 WindowLayout PlanWindow(const ConvGeometry& g, const IgemmEngine& engine, bool plain, bool allow_rows,
-                        bool copy_all) {
-  const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all);
+                        bool copy_all, bool is_even = false) {
+  const WindowLayout w = WindowOf(g, engine, engine.takes_even, plain, allow_rows, copy_all, is_even);
   if (!w.even || (BandFits(g, w) && w.reach <= kMaxReach)) return w;
-  return WindowOf(g, engine, false, plain, allow_rows, copy_all);
+  return WindowOf(g, engine, false, plain, allow_rows, copy_all, false);
+}
+
+// Whether an image that is folded at stride 1, whose kernel rows are steps that are mostly zeros, takes less time than
+// windows that are copied for each pixel: some 12 cycles for each of their rows (Sapphire Rapids, 3x3, 3->64).
+bool FoldsAtStride1(const ConvGeometry& g, const IgemmEngine& engine) {
+  constexpr double kRowCycles = 12;
+  const ConvGeometry folded = Folded(g);
+  const size_t copied = DivideUp(static_cast<size_t>(g.K()), engine.step_groups * 4),
+               steps = static_cast<size_t>(g.kernel_h) * EvenGroups(folded, engine) / engine.step_groups;
+  const double more = static_cast<double>((steps - copied) * engine.step_groups * 4 * g.out_channels);
+  return more / engine.macs_per_cycle < kRowCycles * static_cast<double>(g.kernel_h);
 }
 
 bool Folds(const ConvSpec& spec, const IgemmEngine& engine) {
   const ConvGeometry& g = spec.geometry;
   return engine.takes_even && !g.transposed && g.group == 1 && g.IsPlanar() &&
-         g.in_channels <= kFoldedPixel && g.stride_h == kFold && g.stride_w == kFold && g.dilation_h == 1 &&
-         g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
+         g.in_channels <= kFoldedPixel && g.stride_h <= kMostFold && g.stride_w == g.stride_h &&
+         g.dilation_h == 1 && g.dilation_w == 1 && spec.x.encoding != Encoding::kBipolar &&
          spec.w.encoding != Encoding::kBipolar &&
          std::all_of(spec.channel_values.begin(), spec.channel_values.end(),
                      [](const ChannelValues& v) { return v.lo >= -128 && v.hi <= 127; }) &&
-         PlanWindow(Folded(g), engine, true, true, false).even;
+         (g.stride_h > 1 || (g.kernel_w > 1 && FoldsAtStride1(g, engine))) &&
+         PlanWindow(Folded(g), engine, true, true, false, g.stride_h == 1).even;
 }
 
 // How the output pixels of one shape are cut into blocks. A block is one call of the engine per panel run;
@@ -531,6 +544,7 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
     bias_[c] = static_cast<int32_t>(static_cast<uint32_t>(spec.bias[c] - zero * values.sum));
   }
   epilogue_.LimitAccumulators(largest);
+  if (engine_.adds_by_line) epilogue_.AddByLine(spec.epilogue);
   rises_ = engine_.takes_rising && epilogue_.view().rising_offset != nullptr && epilogue_.view().packs_all;
   if (rises_) {
     for (size_t c = 0; c < channels; ++c)
@@ -548,7 +562,8 @@ void IgemmKernel::PackWeights(const ConvSpec& spec) {
       row_sum_weight_.resize(channels + kEpiloguePadding);
     }
   }
-  window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_);
+  window_ = PlanWindow(g, engine_, row_sum_weight_.empty(), !output_.interleaved, doubles_,
+                       folded_ && folded_->stride_h == 1);
   if (splits_) window_.segments *= 2;
   if (engine_.narrow) groups_per_flush_ = GroupsPerFlush(spec, window_);
   if (window_.in_rows && !window_.copied) {
@@ -616,19 +631,25 @@ void IgemmKernel::LoadWeights(const ConvSpec& spec, size_t channel, int8_t* to) 
 void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8_t* out) const {
   const size_t group_in = static_cast<size_t>(geometry_.GroupIn());
   const size_t segment_bytes = window_.addressing == Addressing::kRows ? window_.segment_bytes : group_in;
-  const size_t group_bytes = static_cast<size_t>(panel.vectors * engine_.lanes) * 4;
   const size_t channel_bytes = window_.segments * segment_bytes;
+  const size_t vectors = static_cast<size_t>(panel.vectors), lanes = static_cast<size_t>(engine_.lanes);
+  const size_t step = engine_.step_groups, vector_bytes = lanes * 4;
+  // Where four values of a channel lie: group after group of all vectors, or step after step of groups, of which those of
+  // a vector are one behind the other.
+  const auto place_of = [&](size_t group, size_t lane) {
+    const size_t vector = (group / step * vectors + lane / lanes) * step + group % step;
+    return out + vector * vector_bytes + lane % lanes * 4;
+  };
   std::vector<int8_t> weights(panel.count * channel_bytes);
   for (size_t lane = 0; lane < panel.count; ++lane) {
     LoadWeights(spec, panel.channel + lane, weights.data() + lane * channel_bytes);
     if (weight_shift_.empty()) continue;
     const int32_t shift = ByteShift(spec.channel_values[panel.channel + lane]);
     for (size_t g = 0; g < window_.segments * window_.groups; ++g)  // bytes that pad the channel become zero
-      std::memset(out + g * group_bytes + lane * 4, -shift, 4);
+      std::memset(place_of(g, lane), -shift, 4);
   }
   constexpr size_t kStepBytes = 64;
   for (size_t segment = 0; segment < window_.segments; ++segment) {
-    uint8_t* const to = out + segment * window_.groups * group_bytes;
     for (size_t first = 0; first < segment_bytes; first += kStepBytes) {
       const size_t count = std::min(kStepBytes, segment_bytes - first);
       for (size_t lane = 0; lane < panel.count; ++lane) {
@@ -636,14 +657,20 @@ void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8
         // Where the channels of this convolution group begin inside a segment.
         const size_t start =
             ((panel.channel + lane) / static_cast<size_t>(geometry_.GroupOut()) - panel.group) * group_in;
-        uint8_t* place = to + lane * 4 + (start + first) / 4 * group_bytes;
+        const size_t group = segment * window_.groups + (start + first) / 4;
         size_t i = 0;
         if (start % 4 == 0) {  // nearly every layer: whole groups at a time
-          for (; i + 4 <= count; i += 4, place += group_bytes) std::memcpy(place, from + i, 4);
+          uint8_t* place = place_of(group, lane);
+          for (size_t in_step = group % step; i + 4 <= count; i += 4, place += vector_bytes) {
+            std::memcpy(place, from + i, 4);
+            if (++in_step < step) continue;
+            in_step = 0;
+            place += (vectors - 1) * step * vector_bytes;
+          }
         }
         for (; i < count; ++i) {
           const size_t at = start + first + i;
-          to[at / 4 * group_bytes + lane * 4 + at % 4] = static_cast<uint8_t>(from[i]);
+          place_of(segment * window_.groups + at / 4, lane)[at % 4] = static_cast<uint8_t>(from[i]);
         }
       }
     }
@@ -1069,8 +1096,10 @@ constexpr double kCallCycles = 330;
 
 template <const IgemmEngine& kEngine>
 double Cost(const ConvSpec& spec, const ConvShape& shape) {
-  const ConvGeometry g = Folds(spec, kEngine) ? Folded(spec.geometry) : spec.geometry;
-  const WindowLayout w = PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec));
+  const bool folds = Folds(spec, kEngine);
+  const ConvGeometry g = folds ? Folded(spec.geometry) : spec.geometry;
+  const WindowLayout w =
+      PlanWindow(g, kEngine, true, !g.transposed, CopiesAll(spec), folds && spec.geometry.stride_h == 1);
   const size_t panel_groups = DivideUp(static_cast<size_t>(g.group), w.merged);
   const size_t lanes = static_cast<size_t>(kEngine.lanes);
   const size_t vectors = DivideUp(w.merged * static_cast<size_t>(g.GroupOut()), lanes);

@@ -5,8 +5,8 @@
 //   32 pixels   [16 pixels] x 64 bytes   v
 //   of x        [16 pixels] x 64 bytes  -> 4 products of 16 x 16 x 64, 16 cycles each, for 4 loads
 //
-// The weights lie as for vpdpbusd (igemm_tile.h): 16 groups of one vector are a tile. Of x a tile takes the same
-// 64 bytes of 16 segments, one per pixel:
+// 16 groups of one vector of weights are a tile, which lie one behind the other: a panel is read from its first byte to
+// its last one. Of x a tile takes the same 64 bytes of 16 segments, one per pixel:
 //
 //   in place   where the pixels' segments lie equally far apart and are whole steps of 64 bytes, or there is but
 //              one: 1x1 layers, and all whose windows are even (igemm.cc)
@@ -227,7 +227,7 @@ void Requantize(const IgemmBlock& b, const IgemmPanel& panel, const StoredSums& 
   const auto [sums, pitch, residuals, pixel, count] = stored;
   if (b.pixel_bias || b.row_sums) AddPerPixel(b, panel, sums, pitch, pixel, count);
   StoredRows rows{sums, pitch, pixel, count, residuals, NV * Simd::kLanes};
-  if (kForm == RowForm::kSums && residuals == nullptr) {
+  if (kForm >= RowForm::kSums && residuals == nullptr) {
     rows.residual_pitch = b.output.pixel_step * b.output.epilogue->channels;
     rows.residual = b.output.residual + b.output.first_pixel * b.output.epilogue->channels +
                     pixel * rows.residual_pitch + panel.channel;
@@ -262,6 +262,7 @@ const FinishTable& RequantizeTable(bool packs_all) {
 const FinishTable& FinishTableOf(const EpilogueView& e) {
   static constexpr FinishTable kAny([]<int NV>() { return &Finish<NV>; });
   if (!e.pack_clips || e.few_sums != nullptr) return kAny;
+  if (e.adds_by_line) return RequantizeTable<RowForm::kLine>(e.packs_all);
   if (e.has_residual) return RequantizeTable<RowForm::kSums>(e.packs_all);
   return e.rising_offset != nullptr ? RequantizeTable<RowForm::kRising>(e.packs_all)
                                     : RequantizeTable<RowForm::kProducts>(e.packs_all);
@@ -289,12 +290,14 @@ class Waiting {
   // Rows [row, row + count) of the sums belong to the pixels of y from `pixel` on.
   void Add(size_t row, size_t pixel, size_t count) {
     ranges_[count_++] = {row, pixel, count};
-    pieces_ += Quotient(count, most_);
+    pieces_ += most_ == kPieceRows ? Quotient(count, kPieceRows) : Quotient(count, 2 * kPieceRows);
   }
   // The same for pixels of which some are not stored.
   void AddStored(const IgemmBlock& b, size_t row, size_t pixel, size_t count) {
-    for (size_t done = 0, n; done < count; done += n) {
-      const size_t y = (pixel + done) / b.column_pitch, x = (pixel + done) % b.column_pitch;
+    // 32 bits, and once: what is done between two tiles is time in which none are multiplied.
+    const auto pitch = static_cast<uint32_t>(b.column_pitch);
+    size_t y = static_cast<uint32_t>(pixel) / pitch, x = static_cast<uint32_t>(pixel) % pitch;
+    for (size_t done = 0, n; done < count; done += n, ++y, x = 0) {
       n = Least(count - done, b.column_pitch - x);
       if (x < b.columns) Add(row + done, y * b.columns + x, Least(n, b.columns - x));
     }
@@ -361,10 +364,10 @@ struct Fetch {
 };
 
 // One or two tiles of pixels by one or two vectors of channels: tiles 0..3 hold sums, 4 and 5 pixels, 6 and 7
-// weights, whose groups lie group_bytes apart.
+// weights, whose steps lie step_bytes apart.
 template <bool kSigned, int kTiles, int kVectors>
 void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-                   const int8_t* weights, size_t group_bytes, int32_t* sums, size_t sums_pitch,
+                   const int8_t* weights, size_t step_bytes, int32_t* sums, size_t sums_pitch,
                    Waiting& waiting, Fetch& fetch) {
   // A tile whose rows are all the bias would be the better start, were it not slow to load: a layer 1x1 64->256
   // @56 took 232 us with it, 157 without.
@@ -376,10 +379,10 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
       Tiles::Load<4>(x0, a0[run].pitch);
-      Tiles::Load<6>(weights, group_bytes);
+      Tiles::Load<6>(weights, kTileRowBytes);
       Tiles::Dot<kSigned, 0, 4, 6>();
       if constexpr (kVectors == 2) {
-        Tiles::Load<7>(weights + kTileRowBytes, group_bytes);
+        Tiles::Load<7>(weights + kTileBytes, kTileRowBytes);
         Tiles::Dot<kSigned, 1, 4, 7>();
       }
       if constexpr (kTiles == 2) {
@@ -389,7 +392,7 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
         x1 += a1[run].step;
       }
       x0 += a0[run].step;
-      weights += kStepGroups * group_bytes;
+      weights += step_bytes;
       fetch.Step();
       waiting.Step(b);
     }
@@ -408,7 +411,7 @@ void MultiplyTiles(const IgemmBlock& b, const Runs& runs, const Operand* a0, con
 // single step the pixels may be in their tiles already.
 template <bool kSigned, int kTiles, int kSet>
 void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, const Operand* a1,
-                    bool loads_pixels, const int8_t* weights, size_t group_bytes, Waiting& waiting,
+                    bool loads_pixels, const int8_t* weights, size_t step_bytes, Waiting& waiting,
                     Fetch& fetch) {
   constexpr int kSums = 2 * kSet, kWeights = 6 + kSet;
   Tiles::Zero<kSums>();
@@ -416,7 +419,7 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
   for (size_t run = 0; run < runs.count; ++run) {
     const uint8_t *x0 = a0[run].first, *x1 = a1[run].first;
     for (size_t step = 0; step < runs.steps; ++step) {
-      Tiles::Load<kWeights>(weights, group_bytes);
+      Tiles::Load<kWeights>(weights, kTileRowBytes);
       if (loads_pixels) Tiles::Load<4>(x0, a0[run].pitch);
       Tiles::Dot<kSigned, kSums, 4, kWeights>();
       if constexpr (kTiles == 2) {
@@ -425,7 +428,7 @@ void MultiplyVector(const IgemmBlock& b, const Runs& runs, const Operand* a0, co
         x1 += a1[run].step;
       }
       x0 += a0[run].step;
-      weights += kStepGroups * group_bytes;
+      weights += step_bytes;
       fetch.Step();
       waiting.Step(b);
     }
@@ -471,9 +474,10 @@ class BlockRun {
     for (size_t p = 0; p < b_.panel_count; ++p) {
       const size_t x_offset = b_.panels[p].x_offset;
       const bool are_made = *b_.operands_of == x_offset + 1;
+      const size_t lines = FetchedLines(b_.panels[p]);
       for (size_t tile = 0; tile < tiling_.count; tile += 2) {
         if (!are_made) MakeBoth(tile, x_offset);
-        Multiply(b_.panels[p], tile);
+        Multiply(b_.panels[p], tile, lines);
       }
       *b_.operands_of = x_offset + 1;
     }
@@ -486,20 +490,30 @@ class BlockRun {
     return steps_ * kStepGroups * static_cast<size_t>(panel.vectors) * kTileRowBytes;
   }
 
+  bool InTurns() const { return steps_ <= kStepsInTurns; }
+  // How often a tile or two pass some of the panel's weights, step by step.
+  size_t Products(const IgemmPanel& panel) const {
+    const size_t vectors = static_cast<size_t>(panel.vectors);
+    return (InTurns() ? vectors : Quotient(vectors, 2)) * steps_;
+  }
+  // Of the next panel, for each of those steps.
+  size_t FetchedLines(const IgemmPanel& panel) const {
+    const size_t bytes = PanelBytes(panel);
+    if (&panel + 1 >= b_.all_panels_end || bytes < kFetchedPanelBytes) return 0;
+    return Quotient(bytes / kTileRowBytes, Products(panel) * Quotient(tiling_.count, 2));
+  }
+
   void MakeBoth(size_t tile, size_t x_offset) {
     for (size_t i = tile; i < Least(tile + 2, tiling_.count); ++i)
       MakeOperands(b_, runs_, tiling_.rows, tiling_.First(i), x_offset, b_.operands + i * steps_ * kTileBytes,
                    operands_ + i * runs_.count);
   }
 
-  // Two tiles, or the last one, by a panel. Meanwhile the next one is fetched.
-  void Multiply(const IgemmPanel& panel, size_t tile) {
-    const bool two = tile + 1 < tiling_.count, in_turns = steps_ <= kStepsInTurns;
-    const size_t vectors = static_cast<size_t>(panel.vectors), pitch = vectors * kLanes;
-    const size_t products = (in_turns ? vectors : Quotient(vectors, 2)) * steps_, bytes = PanelBytes(panel);
-    const bool fetches = &panel + 1 < b_.all_panels_end && bytes >= kFetchedPanelBytes;
-    const size_t lines = fetches ? Quotient(bytes / kTileRowBytes, products * Quotient(tiling_.count, 2)) : 0;
-    Fetch fetch{panel.weights + bytes + tile / 2 * products * lines * kTileRowBytes, lines};
+  // Two tiles, or the last one, by a panel. Meanwhile `lines` of the next one are fetched after each step.
+  void Multiply(const IgemmPanel& panel, size_t tile, size_t lines) {
+    const bool two = tile + 1 < tiling_.count, in_turns = InTurns();
+    const size_t pitch = static_cast<size_t>(panel.vectors) * kLanes, products = Products(panel);
+    Fetch fetch{panel.weights + PanelBytes(panel) + tile / 2 * products * lines * kTileRowBytes, lines};
     int32_t* const sums = sums_[turn_];
     Waiting& waiting = waiting_[turn_];
     waiting.Begin(finish_, panel, sums, pitch, in_turns ? products - steps_ : products);
@@ -529,7 +543,7 @@ class BlockRun {
       const bool pair = v + 1 < vectors;
       const auto multiply = two ? (pair ? &MultiplyTiles<kSigned, 2, 2> : &MultiplyTiles<kSigned, 2, 1>)
                                 : (pair ? &MultiplyTiles<kSigned, 1, 2> : &MultiplyTiles<kSigned, 1, 1>);
-      multiply(b_, runs_, a0, a1, panel.weights + v * kTileRowBytes, vectors * kTileRowBytes,
+      multiply(b_, runs_, a0, a1, panel.weights + v * kTileBytes, vectors * kTileBytes,
                sums_[turn_] + v * kLanes, pitch, waiting_[1 - turn_], fetch);
     }
   }
@@ -544,8 +558,8 @@ class BlockRun {
       const auto multiply = set_ == 0
                                 ? (two ? &MultiplyVector<kSigned, 2, 0> : &MultiplyVector<kSigned, 1, 0>)
                                 : (two ? &MultiplyVector<kSigned, 2, 1> : &MultiplyVector<kSigned, 1, 1>);
-      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileRowBytes,
-               vectors * kTileRowBytes, v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
+      multiply(b_, runs_, a0, a1, v == 0 || steps_ > 1, panel.weights + v * kTileBytes, vectors * kTileBytes,
+               v == 0 ? nothing_ : waiting_[1 - turn_], fetch);
       StoreInTiles();
       set_ = 1 - set_;
       in_tiles_ = {sums_[turn_] + v * kLanes, pitch, two};
@@ -607,6 +621,7 @@ const IgemmEngine kIgemmAmx = {
     .panel_bytes = 32 * 1024,
     .takes_even = true,
     .multiplies_signed = true,
+    .adds_by_line = true,
     .operand_bytes = &OperandBytes,
     .macs_per_cycle = 440.0,
     .outputs_per_cycle = 2.5,

@@ -11,7 +11,8 @@ namespace lowbit {
 
 // Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
 struct IgemmPanel {
-  const int8_t* weights;  // [segments * groups][vectors][lanes][4]
+  // [segments * groups][vectors][lanes][4]; where groups are multiplied in steps, [steps][vectors][step_groups][lanes][4]
+  const int8_t* weights;
   size_t channel, count;  // first output channel, number of channels
   size_t x_offset;        // of the panel's convolution group inside a channel row of x
   size_t group;           // the panel's convolution group (row sums differ by group)
@@ -70,6 +71,7 @@ struct IgemmEngine {
   bool takes_rows = false;         // IgemmBlock::offsets
   bool multiplies_signed = false;  // takes signed x as it is (IgemmBlock::x_signed)
   bool takes_rising = false;       // IgemmBlock::rises; AMX adds the bits of 2^23 itself
+  bool adds_by_line = false;       // EpilogueView::adds_by_line
   // Bytes of IgemmBlock::operands that a block needs; null where it copies nothing.
   size_t (*operand_bytes)(size_t pixels, size_t segments, size_t groups, bool even) = nullptr;
   // Of an engine that unpacks: bytes of a panel's weights as it multiplies them, for each of their groups; it pays for

@@ -7,8 +7,8 @@
 
 namespace lowbit {
 
-// Squares of pixels as pixels, four bytes for each.
-inline constexpr int64_t kFold = 2, kFoldedPixel = 4, kFoldedChannels = kFold * kFold * kFoldedPixel;
+// Squares of pixels as pixels, four bytes for each. Their sides are the strides.
+inline constexpr int64_t kMostFold = 2, kFoldedPixel = 4;
 
 // Of the folded image, which holds the pads.
 ConvGeometry Folded(ConvGeometry g);

@@ -12,6 +12,8 @@
 //               M + lo, M + hi as bounds: where v is small M + v is rounded to an integer, half to even as M is even,
 //               and larger ones are clipped. A residual's code r without a sign is the bits of 2^23 + r; less
 //               2^23 + zero point, as floats, it is r - zero point, exactly.
+//   line        of a product and a residual whose second rounding is that of a line (residual_line.h): 52 operations,
+//               not 72
 //
 // and five more where packs do not clip as the codes are clipped.
 #pragma once
@@ -25,7 +27,7 @@
 namespace lowbit {
 namespace {
 
-enum class RowForm : uint8_t { kRising, kProducts, kSums };
+enum class RowForm : uint8_t { kRising, kProducts, kSums, kLine };  // the last two with residuals
 
 // Of channels [channel, channel + count) of y, whose bias is the first one there.
 struct RequantizedRows {
@@ -43,12 +45,19 @@ struct StoredRows {
   size_t residual_pitch;
 };
 
+// The most ones, at the end, that `value` is not less than.
+constexpr int32_t LowBits(uint32_t value) {
+  uint32_t bits = 0;
+  while (bits * 2 + 1 <= value) bits = bits * 2 + 1;
+  return static_cast<int32_t>(bits);
+}
+
 // NV vectors a pixel, (NV - 1) * kLanes < count. S::Packed holds four of them: of one pixel, two or four.
 template <class S, int NV, RowForm kForm, bool kPacksAll>
 void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
   using I = typename S::I;
   using F = typename S::F;
-  constexpr bool kSums = kForm == RowForm::kSums;
+  constexpr bool kLine = kForm == RowForm::kLine, kAdds = kForm == RowForm::kSums || kLine;
   constexpr int kGroups = (NV + 3) / 4,
                 kLast = NV - 4 * (kGroups - 1);  // of four vectors a pixel, the last one's
   constexpr int kAtOnce = NV == 1 ? 4 : NV == 2 ? 2 : 1;
@@ -62,6 +71,7 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
   const typename S::Copy last(channels.count - static_cast<size_t>(4 * (kGroups - 1) * S::kLanes));
 
   constexpr int32_t kTwo23Bits = 0x4b000000;
+  constexpr uint32_t kMagicBits = 0x4b400000;
   constexpr float kTwo23 = 0x1p23f, kMagic = 0x1.8p23f;
   I bias[NV];
   F scale[NV], offset[NV];
@@ -80,7 +90,14 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
   const F magic = S::SetF(kMagic), lo = S::SetF(kMagic + e.lo), hi = S::SetF(kMagic + e.hi);
   const F inner_scale = S::SetF(e.inner_scale), residual_scale = S::SetF(e.residual_scale);
   const F residual_zero = S::SetF(kTwo23 + static_cast<float>(e.residual_zero));
-  const I residual_bits = S::Set(kTwo23Bits ^ e.residual_flip);
+  const I residual_bits = S::Set(kLine ? static_cast<int32_t>(e.line_base) : kTwo23Bits ^ e.residual_flip);
+  const F line_inner = S::SetF(e.line_inner), line_residual = S::SetF(e.line_residual);
+  const F line_constant = S::SetF(e.line_constant);
+  // Of lo + i, as the sum with `magic`, i are the bits less those of the lowest one; outside of the bounds some of the
+  // upper ones are set. Where there are not 2^n codes, the upper ones within the bounds count as outside.
+  const I least =
+      S::Set(static_cast<int32_t>(kMagicBits + static_cast<uint32_t>(static_cast<int32_t>(e.lo))));
+  const I outside = S::Set(~LowBits(static_cast<uint32_t>(static_cast<int32_t>(e.hi - e.lo))));
   const F y_scale = S::SetF(e.y_scale), y_reciprocal = S::SetF(e.y_reciprocal);
 
   // Residuals are read before the codes of the pixels in front of theirs are written (why: RequantizeTile).
@@ -88,7 +105,7 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
   const auto read_ahead = [&](int count) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int i = 0; i < count; ++i)
-      ahead[i] = kSums ? S::LoadU8(residual + i / NV * residual_pitch + i % NV * S::kLanes) : S::Set(0);
+      ahead[i] = kAdds ? S::LoadU8(residual + i / NV * residual_pitch + i % NV * S::kLanes) : S::Set(0);
   };
   size_t rows = all.rows;
   const auto pixels = [&]<int kPixels>() __attribute__((always_inline)) {
@@ -99,12 +116,34 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
       if constexpr (kForm == RowForm::kRising)
         return S::RoundToInt(S::FmaF(S::AsFloat(sum), scale[v], offset[v]));
       const F product = S::MulF(S::ToFloat(sum), scale[v]);
-      if constexpr (!kSums) return S::RoundToInt(product);
+      if constexpr (!kAdds) return S::RoundToInt(product);
       // NaN becomes the lower bound, as the second operand.
       const F inner = S::SubF(S::MinF(S::MaxF(S::AddF(product, magic), lo), hi), magic);
       const F term = S::SubF(S::AsFloat(S::Xor(other, residual_bits)), residual_zero);
       const F value = S::AddF(S::MulF(inner, inner_scale), S::MulF(term, residual_scale));
       return S::RoundToInt(Divide<S>(value, y_scale, y_reciprocal));
+    };
+    // Four codes at a time by a line, or as many as are left. Inner codes are rarely clipped: whether one is the integer
+    // units see, while the tiles leave those for floats half of their time.
+    const auto line = [&]<int kFour>(int g, const I* four, I* codes) __attribute__((always_inline)) {
+      F inner[kFour];
+      I beyond = S::Set(0);
+#pragma GCC unroll 4
+      for (int j = 0; j < kFour; ++j) {
+        const int v = (g + j) % NV;
+        const I sum = S::Add(S::Load(sums + (g + j) / NV * all.pitch + v * S::kLanes), bias[v]);
+        inner[j] = S::AddF(S::MulF(S::ToFloat(sum), scale[v]), magic);
+        beyond = S::Or(beyond, S::Sub(S::AsInt(inner[j]), least));
+      }
+      if (S::HasBits(beyond, outside)) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kFour; ++j) inner[j] = S::MinF(S::MaxF(inner[j], lo), hi);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < kFour; ++j) {
+        const F other = S::FmaF(S::AsFloat(S::Xor(four[j], residual_bits)), line_residual, line_constant);
+        codes[j] = S::RoundToInt(S::FmaF(S::SubF(inner[j], magic), line_inner, other));
+      }
     };
     I others[kVectors];
 #pragma GCC unroll 8
@@ -114,9 +153,17 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
     if (rows >= kPixels) read_ahead(kVectors);
 #pragma GCC unroll 8
     for (int g = 0; g < kVectors; g += 4) {
-      I codes[4];
+      I codes[4] = {S::Set(0), S::Set(0), S::Set(0), S::Set(0)};
+      if constexpr (kLine) {
+        constexpr int kRest = kVectors % 4;
+        if (kRest != 0 && g + 4 > kVectors) {
+          line.template operator()<kRest == 0 ? 4 : kRest>(g, others + g, codes);
+        } else {
+          line.template operator()<4>(g, others + g, codes);
+        }
+      }
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j)
+      for (int j = 0; j < 4 && !kLine; ++j)
         codes[j] = g + j < kVectors ? code(g + j, others[g + j < kVectors ? g + j : 0]) : S::Set(0);
       const typename S::Packed packed = kPacksAll
                                             ? S::PackSaturated(codes[0], codes[1], codes[2], codes[3])

@@ -27,6 +27,8 @@ struct Avx2 {
   static I Sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I Mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  static I Or(I a, I b) { return _mm256_or_si256(a, b); }
+  static bool HasBits(I v, I bits) { return _mm256_testz_si256(v, bits) == 0; }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
   static I SetWords(int16_t v) { return _mm256_set1_epi16(v); }
   static I AddWords(I a, I b) { return _mm256_add_epi16(a, b); }
@@ -58,6 +60,7 @@ struct Avx2 {
 
   static F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
   static F AsFloat(I bits) { return _mm256_castsi256_ps(bits); }
+  static I AsInt(F v) { return _mm256_castps_si256(v); }
   static I RoundToInt(F v) { return _mm256_cvtps_epi32(v); }
   static F Rint(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F AddF(F a, F b) { return _mm256_add_ps(a, b); }

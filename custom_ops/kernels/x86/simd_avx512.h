@@ -35,6 +35,8 @@ struct Avx512 {
   static I Sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I Mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static I Or(I a, I b) { return _mm512_or_si512(a, b); }
+  static bool HasBits(I v, I bits) { return _mm512_test_epi32_mask(v, bits) != 0; }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
   // count + (a > b ? 1 : 0), signed
   static I CountGreater(I count, I a, I b) {
@@ -43,6 +45,7 @@ struct Avx512 {
 
   static F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }
   static F AsFloat(I bits) { return _mm512_castsi512_ps(bits); }
+  static I AsInt(F v) { return _mm512_castps_si512(v); }
   static I RoundToInt(F v) { return _mm512_cvtps_epi32(v); }  // half to even (MXCSR default)
   static F Rint(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F AddF(F a, F b) { return _mm512_add_ps(a, b); }
