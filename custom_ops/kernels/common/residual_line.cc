@@ -13,11 +13,11 @@ namespace lowbit {
 namespace {
 
 // With u = 2^-24, A = inner_scale / y_scale, B = residual_scale / y_scale and R = 512 (A + B) + 1, which no term of
-// either side exceeds, the definition lies within 5 u R of the real number iA + (r - zero)B. X is between 1 and 2, and
-// r counts its units in the last place, 2u: the line's second factor is B / 2u. Of factors at most kMostSteps units in the
-// last place, 2u of their size, from A and B / 2u, and an offset that is at most B / 64 too large or too small where
-// r = 0, the line lies within (4 kMostSteps + 4) u R + B / 64 of it. Together that is less than kNear * R, so that codes
-// are equal where the real number is farther from a tie.
+// either side exceeds, the definition lies within 5 u R of the real number iA + (r - zero)B. X is between 1 and 2,
+// and r counts its units in the last place, 2u: the line's second factor is B / 2u. Of factors at most kMostSteps
+// units in the last place, 2u of their size, from A and B / 2u, and an offset that is at most B / 64 too large or
+// too small where r = 0, the line lies within (4 kMostSteps + 4) u R + B / 64 of it. Together that is less than
+// kNear * R, so that codes are equal where the real number is farther from a tie.
 constexpr int kMostSteps = 4;
 constexpr double kNear = 0x1p-14;
 // The factors.

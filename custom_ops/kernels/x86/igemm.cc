@@ -634,8 +634,8 @@ void IgemmKernel::PackPanel(const ConvSpec& spec, const IgemmPanel& panel, uint8
   const size_t channel_bytes = window_.segments * segment_bytes;
   const size_t vectors = static_cast<size_t>(panel.vectors), lanes = static_cast<size_t>(engine_.lanes);
   const size_t step = engine_.step_groups, vector_bytes = lanes * 4;
-  // Where four values of a channel lie: group after group of all vectors, or step after step of groups, of which those of
-  // a vector are one behind the other.
+  // Where four values of a channel lie: group after group of all vectors, or step after step of groups, of which
+  // those of a vector are one behind the other.
   const auto place_of = [&](size_t group, size_t lane) {
     const size_t vector = (group / step * vectors + lane / lanes) * step + group % step;
     return out + vector * vector_bytes + lane % lanes * 4;

@@ -11,7 +11,8 @@ namespace lowbit {
 
 // Consecutive output channels computed together: `vectors` SIMD vectors, the last one perhaps not full.
 struct IgemmPanel {
-  // [segments * groups][vectors][lanes][4]; where groups are multiplied in steps, [steps][vectors][step_groups][lanes][4]
+  // [segments * groups][vectors][lanes][4]; where groups are multiplied in steps,
+  // [steps][vectors][step_groups][lanes][4]
   const int8_t* weights;
   size_t channel, count;  // first output channel, number of channels
   size_t x_offset;        // of the panel's convolution group inside a channel row of x

@@ -123,8 +123,8 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
       const F value = S::AddF(S::MulF(inner, inner_scale), S::MulF(term, residual_scale));
       return S::RoundToInt(Divide<S>(value, y_scale, y_reciprocal));
     };
-    // Four codes at a time by a line, or as many as are left. Inner codes are rarely clipped: whether one is the integer
-    // units see, while the tiles leave those for floats half of their time.
+    // Four codes at a time by a line, or as many as are left. Inner codes are rarely clipped: whether one is the
+    // integer units see, while the tiles leave those for floats half of their time.
     const auto line = [&]<int kFour>(int g, const I* four, I* codes) __attribute__((always_inline)) {
       F inner[kFour];
       I beyond = S::Set(0);
