@@ -1,4 +1,9 @@
-// Tiles on wgmma whose pixels are gathered, of any convolution.
+// Implicit-precomp GEMM on wgmma, for Hopper (sm_90a): both operands from shared memory. Activations come by
+// cp.async (a gather) from a warpgroup of producers, or as one box that the tensor memory accelerator fetches
+// for a single thread, where it can; a weight tile by one bulk copy, since it is packed in the very order of
+// shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
+// arrives in it and one that counts the warps that are done with it.
+// Here are the kernels that gather, of any convolution; those that fetch boxes are in boxes_sm90.cu.
 #include "kernels/cuda/conv/wgmma_tiles.cuh"
 
 namespace lowbit::cuda {

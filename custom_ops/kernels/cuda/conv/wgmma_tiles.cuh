@@ -1,10 +1,5 @@
-// Implicit-precomp GEMM on wgmma, for Hopper (sm_90a): both operands from shared memory. Activations come by
-// cp.async (a gather) from a warpgroup of producers, or as one box that the tensor memory accelerator fetches
-// for a single thread, where it can; a weight tile by one bulk copy, since it is packed in the very order of
-// shared memory. A consuming warpgroup sums 64 x kTileN outputs. Each stage has an mbarrier that counts what
-// arrives in it and one that counts the warps that are done with it.
-//
-// The kernels that gather and those that fetch boxes are a file each, as their instances take minutes to compile.
+// What the tiles on wgmma share (tiles_sm90.cu): fetching, multiplying and finishing one. The kernels that gather and those
+// that fetch boxes are a file each, as their instances take minutes to compile.
 #pragma once
 
 #include "kernels/cuda/conv/pixel_boxes.cuh"
