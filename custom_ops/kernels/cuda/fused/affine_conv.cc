@@ -133,7 +133,7 @@ AffineConvParams ProductOf(const PackedConv& conv, const ConvShape& shape, const
 // Leaves out those whose help has no instance.
 void DropHelp(const PackedConv& conv, const ConvShape& shape, std::vector<ConvConfig>& configs) {
   std::erase_if(configs, [&](const ConvConfig& config) {
-    return config.producers && !MayHelp(AffineFinishOf(ProductOf(conv, shape, config)));
+    return config.producers && !MayHelp(AffineFinishOf(ProductOf(conv, shape, config)), conv.XSigned());
   });
 }
 

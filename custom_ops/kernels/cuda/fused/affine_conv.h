@@ -100,9 +100,9 @@ inline Finish AffineFinishOf(const AffineConvParams& p) {
   return is_of_another_cluster ? Finish::kThroughMemory : finish;
 }
 // Whether a second warpgroup may help with the rounding (ConvConfig::producers): finishes that few layers have come
-// without.
-constexpr bool MayHelp(Finish finish) {
-  return finish == Finish::kBytesOfCluster || finish == Finish::kFloatsFromZero;
+// without, and floats of inputs with signs, which have other instances (FinishOfSigned).
+constexpr bool MayHelp(Finish finish, bool is_signed) {
+  return finish == Finish::kBytesOfCluster || (finish == Finish::kFloatsFromZero && !is_signed);
 }
 cudaError_t LaunchAffineConv(const AffineConvParams& params, const ConvConfig& config,
                              const LaunchOptions& options);
