@@ -85,8 +85,7 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     KeepInRegister(of_bit);  // one multiplication and addition, no shift
     BeginWithBias(fixed.state, column, sums);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j)
-      sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
+    for (int j = 0; j < kSums; ++j) sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
     this->AddPadding(sums);
     if constexpr (kFinish == Finish::kPlanesAdding) {
       CombinePlanes(sums);
