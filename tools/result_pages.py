@@ -147,7 +147,7 @@ def all_claims() -> list[Claim]:
         cpu_claim("x86, AVX-512 VNNI, 1 thread: ResNet-50", "resnet50_bits_1t", "resnet50"),
         cpu_claim("the same: DenseNet-121", "networks_1t", "densenet121"),
         cpu_claim("x86, AVX2 alone (a), 1 thread: MobileNetV2", "networks_avx2_1t", "mobilenetv2"),
-        cpu_claim("x86 with AMX, 1 thread: ResNet-50", "resnet50_bits_amx_1t", "resnet50"),
+        cpu_claim("x86 with AMX, 1 thread: ResNet-50", "networks_amx_1t", "resnet50"),
         cpu_claim("the same, 16 threads", "networks_amx_16t", "resnet50", 16),
         arm_claim("ARM Cortex-A53, modelled (b): ResNet-50's layers", "arm_layers_resnet50_a53"),
         gpu_claim("NVIDIA H200 (c), batch 1: ResNet-50", 1),
