@@ -13,7 +13,7 @@ class StepTimes {
   using Clock = std::chrono::steady_clock;
 
   virtual ~StepTimes() = default;
-  // `steps`, one or two that one launch does, ran from `begin` on for `duration`: of the device's time where it
+  // `steps`, one to three that one launch does, ran from `begin` on for `duration`: of the device's time where it
   // has one.
   virtual void Add(std::span<const PlannedStep> steps, Clock::time_point begin, Clock::duration duration) = 0;
 };

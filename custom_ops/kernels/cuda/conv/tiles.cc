@@ -9,7 +9,7 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kMmaStages = 3, kMaxStages = 8;
+constexpr int kMmaStages = 3;
 constexpr Tile kMmaTiles[] = {{32, 64}, {64, 32}, {64, 64}, {128, 64}, {128, 128}};
 constexpr Tile kWgmmaTiles[] = {{64, 32}, {64, 64}, {64, 128}, {128, 64}, {128, 128}, {128, 256}, {192, 128}};
 
@@ -69,7 +69,7 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
     const int per_split = static_cast<int>(CeilDiv(problem.KTiles(), splits));
     const bool wgmma = IsWgmma(config);
     std::vector<int> stages = {std::min(per_split, wgmma ? 4 : kMmaStages)};
-    if (wgmma && per_split > 4) stages.push_back(std::min(per_split, kMaxStages));
+    if (wgmma && per_split > 4) stages.push_back(std::min(per_split, kMaxTileStages));
     for (const int s : stages) {
       config.stages = s;
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;

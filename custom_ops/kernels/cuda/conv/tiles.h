@@ -12,6 +12,7 @@ struct ConvRow;
 
 extern const ConvRow kMmaRow, kWgmmaRow;
 
+inline constexpr int kMaxTileStages = 8;     // of wgmma
 inline constexpr int kMostBoxColumns = 128;  // tile_n where ConvConfig::boxes
 inline constexpr int kMostSplitRows = 128;   // tile_m but where ConvConfig::boxes and sums stay in registers
 

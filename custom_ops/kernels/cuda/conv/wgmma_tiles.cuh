@@ -7,8 +7,6 @@
 
 namespace lowbit::cuda {
 
-inline constexpr int kMaxTileStages = 8;
-
 // How many threads fetch: a warpgroup gathers, or one thread of a warp fetches boxes.
 inline constexpr int kGatherers = 128, kBoxFetchers = 32;
 

@@ -295,6 +295,7 @@ std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, co
   const ConvProblem problem = nodes.conv->Problem(nodes.shape);
   std::vector<ConvConfig> configs;
   AddCandidates(problem, nodes.conv->On(), configs);
+  DropHelp(*nodes.conv, nodes.shape, configs);
   const std::string reason = kAffineConvKernel.refuse(problem, nodes.conv->On());
   Require(nodes.lines->y_signed == nodes.conv->XSigned() &&
               std::find(configs.begin(), configs.end(), config) != configs.end(),

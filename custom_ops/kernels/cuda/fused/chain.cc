@@ -295,10 +295,11 @@ bool ChainPays(const ConvChain& chain) {
 
 class ChainPlan {
  public:
-  ChainPlan(ConvChain chain, const ChainConfig& config)
-      : chain_(std::move(chain)), config_(config), params_(ParamsOf(chain_, config)) {
+  ChainPlan(ConvChain chain, const ChainConfig& config) : chain_(std::move(chain)), config_(config) {
     const Device& device = chain_.first->On();
     const std::string reason = kChainKernel.refuse(chain_, device);
+    // What is refused has no parameters.
+    if (reason.empty()) params_ = ParamsOf(chain_, config);
     Require(reason.empty() && Fits(params_, device), "configuration ", config.Text(),
             " does not apply to these two convolutions", reason.empty() ? "" : ": ", reason);
   }

@@ -165,8 +165,9 @@ __device__ __forceinline__ void AddToResiduals(const EpilogueParams& e, const Bl
   });
 }
 
-// kWindows: there are windows in front, of what the residuals' product reads where there is one, else the first. kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it
-// reads. kFinish: of the first, kSecond: of the second, whose sums are floats where the first's are; those of
+// kWindows: there are windows in front, of what the residuals' product reads where there is one, else the first.
+// kMakesResiduals: there is a product that makes the residuals; the map of residuals is then that of what it reads.
+// kFinish: of the first, kSecond: of the second, whose sums are floats where the first's are; those of
 // residuals as MakesFloats says.
 template <bool kXSigned, bool kYSigned, bool kCluster, bool kWindows, bool kMakesResiduals, Finish kFinish,
           Finish kSecond>
