@@ -45,7 +45,9 @@ size_t Team::Run(ThreadPool& pool, size_t members, size_t threads,
 size_t Team::Enter() {
   thread_local size_t last = 0;
   entered_.fetch_add(1, std::memory_order_relaxed);
-  for (size_t place = last % places_.size();; place = (place + 1) % places_.size()) {
+  // Those with a share first.
+  for (size_t i = 0;; i = (i + 1) % places_.size()) {
+    const size_t place = i < sharers_ ? (last + i) % sharers_ : i;
     std::atomic<bool>& is_taken = places_[place].is_taken;
     if (!is_taken.load(std::memory_order_relaxed) && !is_taken.exchange(true)) return last = place;
   }
@@ -77,10 +79,11 @@ void Team::ParallelFor(size_t count, const std::function<void(size_t)>& fn) {
 bool Team::Do(size_t self, size_t whose, uint64_t loop, bool one) {
   const uint64_t number = loop & ~kCount, count = loop & kCount;
   if (count == 0) return false;  // no loop has been offered, and perhaps nobody leads
-  // The first member has the leader's place: where there are fewer items than members it has one of them.
-  const size_t members = places_.size(), member = (whose + members - leader_) % members;
-  const uint64_t begin = (count * member + members - 1) / members;
-  const uint64_t end = (count * (member + 1) + members - 1) / members;
+  if (whose >= sharers_) return false;
+  // The first share is the leader's: where there are fewer items than members it has one of them.
+  const uint64_t share = (whose + sharers_ - leader_ % sharers_) % sharers_;
+  const uint64_t begin = (count * share + sharers_ - 1) / sharers_;
+  const uint64_t end = (count * (share + 1) + sharers_ - 1) / sharers_;
   if (begin == end) return false;
   Place& place = places_[whose];
   uint64_t next = place.next.load(std::memory_order_acquire), done = 0;
@@ -106,8 +109,7 @@ bool Team::Do(size_t self, size_t whose, uint64_t loop, bool one) {
 
 bool Team::DoOthers(size_t self, uint64_t loop, bool one) {
   bool did_any = false;
-  for (size_t i = 1; i < places_.size(); ++i)
-    did_any = Do(self, (self + i) % places_.size(), loop, one) || did_any;
+  for (size_t i = 1; i <= sharers_; ++i) did_any = Do(self, (self + i) % sharers_, loop, one) || did_any;
   return did_any;
 }
 
@@ -118,7 +120,7 @@ bool Team::AllDone() const {
 }
 
 void Team::WaitUntilAllDone(uint64_t loop) {
-  bool is_patient = entered_.load(std::memory_order_relaxed) == places_.size();
+  bool is_patient = entered_.load(std::memory_order_relaxed) >= sharers_;
   for (int spins = 0; !AllDone(); ++spins, Pause()) {
     if (is_patient && spins < kPatience) continue;
     is_patient = false;
@@ -140,7 +142,7 @@ void Team::Help() {
   for (;; loop = loop_.load(std::memory_order_acquire)) {
     if ((loop & kCount) == kOver) return;
     Do(self, self, loop, false);
-    const bool is_patient = entered_.load(std::memory_order_relaxed) == places_.size();
+    const bool is_patient = entered_.load(std::memory_order_relaxed) >= sharers_;
     if (is_patient && Changes(loop_, loop, kPatience)) continue;
     DoOthers(self, loop, false);
     if (!Changes(loop_, loop, kSpins)) loop_.wait(loop, std::memory_order_acquire);

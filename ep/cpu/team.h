@@ -5,9 +5,10 @@
 // of 50 layers therefore opens one section and stays in it. The thread that enters first leads: it runs the steps, one
 // after the other, and every loop that a step asks for is offered to the others, who have nothing else to do.
 //
-// Every member has a share of each loop, neighbouring items, and the same thread has the same share in all loops and all
-// runs: rows that it made, weights that it read in the run before, are in its own cache. No two threads write one cache
-// line while all do what is theirs. What a member leaves, because it is late or never came, the others take.
+// Every member that is thought to come has a share of each loop, neighbouring items, and the same thread has the same
+// share in all loops, and in all runs that the same thread leads: rows that it made, weights that it read in the run
+// before, are in its own cache. No two threads write one cache line while all do what is theirs. What a member leaves,
+// because it is late or never came, the others take.
 //
 // Nobody waits for a thread that may never come. The leader does itself what no other thread takes, a thread that finds
 // the region over leaves at once, and a pool of one thread (or one whose threads are all elsewhere) runs everything as if
@@ -35,8 +36,7 @@ class Team final : public ThreadPool {
 
   void ParallelFor(size_t count, const std::function<void(size_t)>& fn) override;
   double TaskCycles() const override {
-    const size_t members = threads_ == 0 ? places_.size() : threads_;
-    return std::max(kLoopCycles / static_cast<double>(members), kTeamTaskCycles);
+    return std::max(kLoopCycles / static_cast<double>(sharers_), kTeamTaskCycles);
   }
   size_t Threads() const override { return threads_; }
 
@@ -47,7 +47,8 @@ class Team final : public ThreadPool {
   // What members share before they do less than they might: the fewer they are, the less a finer cut wins.
   static constexpr double kLoopCycles = 2e4;
 
-  Team(size_t members, size_t threads) : threads_(threads), places_(members) {}
+  Team(size_t members, size_t threads)
+      : threads_(threads), sharers_(threads == 0 ? members : std::min(threads, members)), places_(members) {}
 
   // A loop is its number in the upper half and the number of its items in the lower one, which is kOver where there
   // will be no more.
@@ -73,6 +74,7 @@ class Team final : public ThreadPool {
   void WaitUntilAllDone(uint64_t loop);
 
   const size_t threads_;
+  const size_t sharers_;  // the first places, which have a share: as many as threads are thought to come
   std::vector<Place> places_;
   size_t leader_ = 0;
   uint64_t items_ = 0;  // of all loops

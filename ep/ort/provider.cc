@@ -53,6 +53,8 @@ EpOptions ReadOptions(const std::map<std::string, std::string>& entries, const L
   EpOptions options = ParseOptions(given);
   if (const auto threads = entries.find("lowbit.threads"); threads != entries.end())
     std::from_chars(threads->second.data(), threads->second.data() + threads->second.size(), options.threads);
+  constexpr int kMostThreads = 1024;  // each has a cache line in every run
+  options.threads = std::clamp(options.threads, 0, kMostThreads);
   options.warn = [logger](const std::string& message) { logger.Warning("lowbit: " + message); };
   return options;
 }
