@@ -31,11 +31,11 @@ TRANSPOSED_ROWS = [
 WORKSPACE_LIMIT = 768 * 1024  # but for Winograd's kernels, whose tests have their own
 
 
-def check(row: str, node: random_nodes.Node, threads: int = 1) -> bool:
+def check(row: str, node: random_nodes.Node, threads: int = 3) -> bool:
     """Compares one row with the reference; False where the row refuses the node and says why."""
     arguments = (node.op_type, node.attrs, node.inputs)
     try:
-        # Tasks as small as the kernel makes them.
+        # Tasks as small as the kernel makes them for so many threads.
         got = native.run(*arguments, isa=ISA[row], kernel=row, threads=threads, task_cycles=1)
     except native.LowBitError as error:
         refusal = str(error)

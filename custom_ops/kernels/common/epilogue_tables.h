@@ -126,7 +126,7 @@ class EpilogueTables {
   // `largest[c]` bounds |accumulator| of channel c; allows the faster epilogues: clips after packing, rising codes.
   void LimitAccumulators(const std::vector<int64_t>& largest);
 
-  // Behind LimitAccumulators, for kernels that add residuals by a line. It takes half a millisecond to find.
+  // Behind LimitAccumulators, for kernels that add residuals by a line. It usually takes half a millisecond to find.
   void AddByLine(const Epilogue& epilogue);
 
   const EpilogueView& view() const { return view_; }

@@ -204,6 +204,7 @@ double Cycles(const ConvGeometry& g, int64_t blocks, bool wide) {
 void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const ConvShape& s = args.shape;
   const size_t rows = static_cast<size_t>(s.OutPlanes() * s.out_h), blocks = blocks_.size();
+  if (rows == 0) return;
   const double row_cycles =
       static_cast<double>(blocks) * kRowCycles +
       static_cast<double>(s.out_w) * Cycles(geometry_, static_cast<int64_t>(blocks), false);
@@ -214,9 +215,9 @@ void DepthwiseKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const TaskSplit split = {
       rows, std::clamp(static_cast<size_t>(row_tasks * static_cast<double>(rows)), size_t{1}, rows), blocks,
       std::clamp(static_cast<size_t>(row_tasks), size_t{1},
-                 apart ? std::min(blocks, DivideUp(FewTasks(pool), std::max<size_t>(rows, 1))) : 1)};
+                 apart ? std::min(blocks, DivideUp(FewTasks(pool), rows)) : 1)};
   const bool slides = SlidesAlongRow(geometry_);
-  pool.ParallelFor(rows == 0 ? 0 : split.tasks(), [&](size_t task) {
+  pool.ParallelFor(split.tasks(), [&](size_t task) {
     const auto [first_row, end_row, first, end] = split[task];
     for (size_t row = first_row; row < end_row; ++row) {
       slides ? RunRow(args, static_cast<int64_t>(row), first, end)
