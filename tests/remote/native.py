@@ -20,6 +20,8 @@ import numpy as np
 TYPES = [np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)]
 KINDS = ["int", "float", "string", "ints", "floats"]
 DESCRIBE, RUN, PLAN = range(3)
+TASK_CYCLES = 8e3
+"""As kTaskCycles."""
 
 
 def _string(text: str) -> bytes:
@@ -98,10 +100,11 @@ class RemoteNative:
         isa: str | None,
         kernel: str | None,
         threads: int,
+        task_cycles: float,
     ) -> _Reply:
         kinds = self._kinds[op]
         parts = [bytes([command]), _string(op), _string(isa or ""), _string(kernel or "")]
-        parts.append(struct.pack("<II", threads, len(attributes)))
+        parts.append(struct.pack("<IdI", threads, task_cycles, len(attributes)))
         for name, value in attributes.items():
             parts += [_string(name), bytes([KINDS.index(kinds[name])]), _attribute(kinds[name], value)]
         parts.append(struct.pack("<I", len(inputs)))
@@ -129,11 +132,12 @@ class RemoteNative:
         kernel: str | None = None,
         reference: bool = False,
         threads: int = 1,
+        task_cycles: float = TASK_CYCLES,
     ) -> np.ndarray:
         if reference:
             result: np.ndarray = self._native.run(op, attributes, inputs, reference=True)
             return result
-        reply = self._node(RUN, op, attributes, inputs, isa, kernel, threads)
+        reply = self._node(RUN, op, attributes, inputs, isa, kernel, threads, task_cycles)
         kind, rank = reply.numbers("BI")
         shape = reply.numbers(f"{rank}q")
         return np.frombuffer(reply.data, TYPES[kind], offset=reply.at).reshape(shape)
@@ -146,7 +150,7 @@ class RemoteNative:
         isa: str | None = None,
         kernel: str | None = None,
     ) -> dict[str, Any]:
-        reply = self._node(PLAN, op, attributes, inputs, isa, kernel, 1)
+        reply = self._node(PLAN, op, attributes, inputs, isa, kernel, 1, TASK_CYCLES)
         name = reply.string()
         workspace_bytes, packed_bytes, refused = reply.numbers("QQI")
         reasons = [reply.string() for _ in range(refused)]

@@ -3,7 +3,7 @@
 // sides are little-endian, numbers follow one another without padding, a string or a list is a 32-bit count
 // and its elements, and every message is a 32-bit count of bytes and as many bytes.
 //
-//   request  command, then for kRun and kPlan: op, isa, kernel, threads, attributes, inputs
+//   request  command, then for kRun and kPlan: op, isa, kernel, threads, task cycles, attributes, inputs
 //   reply    a byte that is 1, then the result; or 0 and the text of the error
 #include <algorithm>
 #include <cstdint>
@@ -102,6 +102,7 @@ struct Node {
   const OpSchema* schema = nullptr;
   OperatorOptions options;
   size_t threads = 1;
+  double task_cycles = kTaskCycles;
   std::vector<std::unique_ptr<uint8_t[]>> data;
   std::vector<std::optional<ConstTensor>> tensors, constants;
   std::unique_ptr<Operator> op;
@@ -144,6 +145,7 @@ Node ReadNode(Reader& in) {
   node.options.tuned = false;
   node.threads = in.Number<uint32_t>();
   node.options.threads = static_cast<int>(node.threads);
+  node.task_cycles = in.Number<double>();
 
   AttributeMap attributes;
   for (auto left = in.Number<uint32_t>(); left > 0; --left) {
@@ -174,7 +176,7 @@ void Run(const Node& node, Writer& out) {
   size_t size = ElementSize(node.op->OutputType());
   for (const int64_t dim : shape) size *= static_cast<size_t>(dim);
   const auto y = std::make_unique<uint8_t[]>(size);
-  StdThreadPool pool(node.threads);
+  StdThreadPool pool(node.threads, node.task_cycles);
   node.op->Run(node.tensors, y.get(), pool);
   out.Number(node.op->OutputType());
   out.Number(static_cast<uint32_t>(shape.size()));
