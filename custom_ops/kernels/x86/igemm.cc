@@ -403,22 +403,22 @@ class IgemmKernel final : public ConvKernel {
     if (folded_) return FoldedShape(geometry_, whole);
     return output_.interleaved ? output_.Own(whole) : Flatten(geometry_, whole);
   }
+  // The cycles of one core for the products and outputs of so many pixels.
+  double SumCycles(double pixels) const {
+    return pixels * static_cast<double>(geometry_.out_channels) *
+           (static_cast<double>(geometry_.K()) / engine_.macs_per_cycle + 1 / engine_.outputs_per_cycle);
+  }
   // The cycles of one core, for all products and outputs; or for all weights, which come from beyond its caches where
   // a few pixels are all that they are for.
   double Cycles(const ConvShape& shape) const {
-    const double outputs =
-        static_cast<double>(shape.OutPixels()) * static_cast<double>(geometry_.out_channels);
-    const double sums = outputs * (static_cast<double>(geometry_.K()) / engine_.macs_per_cycle +
-                                   1 / engine_.outputs_per_cycle);
-    return std::max(sums, static_cast<double>(weights_->size()) / kWeightBytesPerCycle);
+    return std::max(SumCycles(static_cast<double>(shape.OutPixels())),
+                    static_cast<double>(weights_->size()) / kWeightBytesPerCycle);
   }
   // The cycles of one core for a block and a panel.
   double PanelCycles(const BlockGrid& grid) const {
-    const double outputs = static_cast<double>(RoundUp(grid.pixels, static_cast<size_t>(engine_.tile_rows))) *
-                           static_cast<double>(geometry_.out_channels);
-    const double sums = outputs * (static_cast<double>(geometry_.K()) / engine_.macs_per_cycle +
-                                   1 / engine_.outputs_per_cycle);
-    return (sums + static_cast<double>(weights_->size()) / kPanelBytesPerCycle) /
+    const size_t pixels = RoundUp(grid.pixels, static_cast<size_t>(engine_.tile_rows));
+    return (SumCycles(static_cast<double>(pixels)) +
+            static_cast<double>(weights_->size()) / kPanelBytesPerCycle) /
            static_cast<double>(panels_.size());
   }
   RunPlan MakePlan(const RunKey& key) const;
