@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,24 @@ def _pair(nodes: list[onnx.NodeProto], name: str, scale: str, zero: str) -> str:
     return f"{name}_dq"
 
 
+def _model(
+    name: str,
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, Sequence[str | int]],
+    output: str,
+    constants: Mapping[str, Any],
+) -> onnx.ModelProto:
+    """Of float inputs of these shapes, one float output and initializers."""
+    graph = onnx.helper.make_graph(
+        nodes,
+        name,
+        [onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, dims) for x, dims in inputs.items()],
+        [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(value), key) for key, value in constants.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+
+
 @pytest.mark.parametrize(
     ("op", "between"),
     [("Add", "rounding"), ("Add", "table"), ("Add", "nothing"), ("Mul", "rounding"), ("Mul", "table")],
@@ -231,17 +250,7 @@ def test_convolution_with_float_bias_and_addition(
     nodes.append(onnx.helper.make_node("Relu", ["a"], ["relu"]))
     _pair(nodes, "relu", "y_s", "zero")
     shapes = {"x": ["N", 16, 6, 5], "r": dims}
-    graph = onnx.helper.make_graph(
-        nodes,
-        "added",
-        [
-            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
-            for name, dims in shapes.items()
-        ],
-        [onnx.helper.make_tensor_value_info("relu_dq", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    model = _model("added", nodes, shapes, "relu_dq", constants)
     converted = lowbit.convert(model, all_regions=True).model
     if rounds:
         assert f"LowBit{op}" in [node.op_type for node in converted.graph.node]
@@ -308,14 +317,7 @@ def test_squeeze_and_excitation(
         made = _pair(nodes, "gate", "g", "zero")
     nodes.append(onnx.helper.make_node("Mul", [image, made], ["m"]))
     _pair(nodes, "m", "y_s", "z")
-    graph = onnx.helper.make_graph(
-        nodes,
-        "squeeze_and_excitation",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", channels, "H", "W"])],
-        [onnx.helper.make_tensor_value_info("m_dq", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    model = _model("squeeze_and_excitation", nodes, {"x": ["N", channels, "H", "W"]}, "m_dq", constants)
     converted = lowbit.convert(model, all_regions=True).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
     on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
@@ -669,14 +671,7 @@ def test_table_in_front_of_an_addition(
     operands[mapped] = _pair(nodes, "gate", "g_s", "zero")
     nodes.append(onnx.helper.make_node("Add", operands, ["sum"]))
     _pair(nodes, "sum", "x_s", "z")
-    graph = onnx.helper.make_graph(
-        nodes,
-        "mapped_sum",
-        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", 5, "H", 7]) for n in ("a", "b")],
-        [onnx.helper.make_tensor_value_info("sum_dq", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    model = _model("mapped_sum", nodes, {key: ["N", 5, "H", 7] for key in ("a", "b")}, "sum_dq", constants)
     converted = lowbit.convert(model, all_regions=True).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
     on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
@@ -713,14 +708,7 @@ def test_zero_points_of_weights(capfd: pytest.CaptureFixture[str], monkeypatch: 
         nodes.append(onnx.helper.make_node("Conv", operands, [name], pads=pads, group=group))
         x = name
     y = _pair(nodes, x, "x_s", "x_z")
-    graph = onnx.helper.make_graph(
-        nodes,
-        "unsigned_weights",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])],
-        [onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    model = _model("unsigned_weights", nodes, {"x": ["N", 32, "H", "W"]}, y, constants)
     converted = lowbit.convert(model).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
     on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
@@ -779,14 +767,7 @@ def test_block_of_a_detector(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
         larger.append(quantized(name, scale, 7))
     nodes.append(onnx.helper.make_node("Concat", larger, ["scales"], axis=1))
     out = layer(quantized("scales", 0.06, 5), "g", 48, 16, 1, 0.05)
-    graph = onnx.helper.make_graph(
-        nodes,
-        "block",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 16, "H", "W"])],
-        [onnx.helper.make_tensor_value_info(out, onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9)
+    model = _model("block", nodes, {"x": ["N", 16, "H", "W"]}, out, constants)
     converted = lowbit.convert(model).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
     on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
