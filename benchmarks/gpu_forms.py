@@ -5,13 +5,15 @@ python benchmarks/gpu_forms.py --prepare                        the converted mo
 python benchmarks/gpu_forms.py --networks resnet50 --forms A,D --batches 1
 python benchmarks/gpu_forms.py --device cpu-ep --networks resnet18 --batches 1     does everything still run?
 
-Forms, all but E and F of `onnxruntime.quantization.quantize_static`, but in U int8 weights per channel:
+Forms, all but E, F and H of `onnxruntime.quantization.quantize_static`, but in U int8 weights per channel:
 - A: uint8 activations, int32 bias; Relu is left to the quantizer.
 - B: symmetric int8 activations, int32 bias; Relu stands between two quantizers.
 - C: as B with the bias in float.
 - D: as C with quantizers in front of layers and of both inputs of an Add, not behind them.
 - E: as D, but of an Add's inputs the shortcut alone, as NVIDIA's tools place them.
-- F: as D, but no input of an Add, as ModelOpt quantizes a PyTorch model by default: shortcuts stay float32.
+- F: as D, but in front of layers and pools alone, as ModelOpt quantizes a PyTorch model by default: shortcuts
+  and gates stay float32.
+- H: F in float16, as `high_precision_dtype="fp16"` makes it: scales, biases, shortcuts; Casts at both ends.
 - U: as A, but uint8 weights with a zero point for each tensor, as older files have them.
 
 Networks are classifiers at 224x224 and YOLO detectors at 640x640, their heads included.
@@ -44,6 +46,7 @@ from gpu_networks import Subject, facts_of, torch
 from gpu_rows import State
 from lowbit.models import DETECTORS, build, save
 from lowbit.models.calibration import images
+from lowbit.models.half import in_half
 from lowbit.sessions.devices import canonical
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
@@ -56,6 +59,8 @@ MUST = [
 ]
 """What a first run measures, and before anything else: network, forms, batch."""
 _SYMMETRIC = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+_LAYERS = ["Conv", "Gemm", "MatMul", "MaxPool", "GlobalAveragePool"]
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _IN_FRONT = ["Conv", "Gemm", "Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool"]
 FORMS: dict[str, dict[str, Any]] = {
     "A": {**_SYMMETRIC, "activation_type": QuantType.QUInt8},
@@ -70,7 +75,8 @@ FORMS: dict[str, dict[str, Any]] = {
         },
     },
 }
-FORMS["E"] = FORMS["F"] = FORMS["D"]
+FORMS["E"] = FORMS["D"]
+FORMS["F"] = FORMS["H"] = {**FORMS["D"], "op_types_to_quantize": _LAYERS}
 FORMS["U"] = {**FORMS["A"], "weight_type": QuantType.QUInt8, "per_channel": False}
 TORCH, COMPILED = "torch fp16", "torch.compile fp16"
 CODES = 1.0
@@ -93,25 +99,26 @@ class CalibrationImages(CalibrationDataReader):  # type: ignore[misc]
         return next(self._feeds, None)
 
 
-def with_float_branches(model: onnx.ModelProto, *, shortcuts: bool) -> onnx.ModelProto:
+def with_float_branches(model: onnx.ModelProto, *, layers_alone: bool) -> onnx.ModelProto:
     """Form E of a model in form D: an Add reads one input as it is made, without quantizers between.
 
     It is what the last convolution of a residual block makes, which nothing else reads, not the shortcut; of
-    two convolutions the first operand. Form F: the shortcut as well.
+    two convolutions the first operand. Form F, `layers_alone`: all but layers and pools read what is made.
     """
     nodes = model.graph.node
     makers = {output: node for node in nodes for output in node.output}
     readers = Counter(name for node in nodes for name in node.input)
-    for add in nodes:
-        for i, name in enumerate(add.input if add.op_type == "Add" else ()):
+    for node in nodes:
+        is_float = node.op_type not in (*_LAYERS, *_PAIR) if layers_alone else node.op_type == "Add"
+        for i, name in enumerate(node.input if is_float else ()):
             dequantize = makers.get(name)
             quantize = makers.get(dequantize.input[0]) if dequantize is not None else None
             if quantize is None or quantize.op_type != "QuantizeLinear":
                 continue
-            if shortcuts:
-                add.input[i] = quantize.input[0]
+            if layers_alone:
+                node.input[i] = quantize.input[0]
             elif all(readers[each] == 1 for each in (name, quantize.output[0], quantize.input[0])):
-                add.input[i] = quantize.input[0]
+                node.input[i] = quantize.input[0]
                 break
     while True:
         read = {name for node in nodes for name in node.input} | {each.name for each in model.graph.output}
@@ -133,8 +140,10 @@ def converted(network: str, form: str) -> Path:
         name = onnx.load(source).graph.input[0].name
         quantize_static(source, quantized, CalibrationImages(name, size_of(network)), **FORMS[form])
         made = onnx.load(quantized)
-        if form in ("E", "F"):
-            made = with_float_branches(made, shortcuts=form == "F")
+        if form in ("E", "F", "H"):
+            made = with_float_branches(made, layers_alone=form != "E")
+        if form == "H":
+            made = in_half(made, ends=False)
         lowbit.convert(made, path, overwrite=True)
     return path
 
