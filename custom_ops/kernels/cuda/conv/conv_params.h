@@ -186,6 +186,8 @@ struct EpilogueParams {
   // To float results the numbers of another tensor are added, the sums cut off at these limits.
   bool adds_floats = false;
   float sum_min = 0, sum_max = 0;
+  // Float results are rounded to float16 and lie as that; what is added to them does.
+  bool makes_halves = false, adds_halves = false;
   int plane_count = 0;  // in which the codes leave (core/bit_planes.h); 0: as bytes
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;

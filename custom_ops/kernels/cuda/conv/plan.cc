@@ -28,6 +28,8 @@ class ConvPlan {
         params_(conv_->Params(shape, config)),
         launcher_(std::move(launcher)) {
     params_.epilogue.plane_count = planes.y;
+    params_.epilogue.makes_halves = places_.makes_halves;
+    params_.epilogue.adds_halves = places_.adds_halves;
     for (const ConvPlace& place : places_.list) {
       PlaceParams& p = params_.epilogue.places[params_.epilogue.place_count++];
       p.pixel_bytes = static_cast<int>(place.channels);
@@ -167,14 +169,18 @@ void RequirePlaces(const PackedConv& conv, const ConvShape& shape, const ConvPla
   Require(places.list.size() <= kMostPlaces && (places.keeps_output || !places.list.empty()),
           "a convolution stores codes in ", places.list.size(), " places, expected at most ", kMostPlaces);
   const int64_t out_channels = conv.Geometry().out_channels;
-  const bool has_codes = conv.EpilogueOf().quantized_output;
+  const EpilogueParams& e = conv.EpilogueOf();
+  const bool has_codes = e.quantized_output;
+  Require(
+      (!places.makes_halves || (!has_codes && places.keeps_output)) && (!places.adds_halves || e.adds_floats),
+      "a convolution has no use for float16 numbers");
   for (const ConvPlace& place : places.list) {
     const bool is_whole = place.first == 0 && place.at == 0 && place.count == out_channels &&
                           place.channels == out_channels && place.table == nullptr;
     const bool fits = place.first >= 0 && place.count > 0 && place.at >= 0 &&
                       place.first + place.count <= out_channels && place.at + place.count <= place.channels &&
                       (place.first | place.count | place.at | place.channels) % 16 == 0 &&
-                      shape.OutPixels() * place.channels <= kMaxBytes && !conv.EpilogueOf().dequantizes;
+                      shape.OutPixels() * place.channels <= kMaxBytes && !e.dequantizes;
     Require(has_codes ? fits && !place.rounding : is_whole && place.rounding, "channels from ", place.first,
             " on, ", place.count, " of them, have no place in ", place.channels, " from ", place.at, " on");
   }
