@@ -627,6 +627,14 @@ __device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int
   return v[0];
 }
 
+// A float result over the scale of its codes, up to numbers that have the same code.
+__device__ __forceinline__ float DividedBy(const PlaceParams& place, float v) {
+  if (place.inverse == 0.0f) return __fdiv_rn(v, place.scale);
+  v = fminf(fmaxf(v, -place.limit), place.limit);
+  const float near = __fmul_rn(v, place.inverse);
+  return __fmaf_rn(__fmaf_rn(-near, place.scale, v), place.inverse, near);
+}
+
 // Rounds neighbouring numbers, 4 or 1, to float16, as which they are stored.
 template <int kCount>
 __device__ __forceinline__ void RoundToHalves(float (&v)[kCount], uint16_t* to) {
@@ -682,7 +690,7 @@ __device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const floa
     Bytes codes = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const int code = RoundToCode(__fdiv_rn(v[j], place.scale), place.zero_point, place.lo, place.hi);
+      const int code = RoundToCode(DividedBy(place, v[j]), place.zero_point, place.lo, place.hi);
       codes |= static_cast<Bytes>(static_cast<Bytes>(code & 255) << 8 * j);
     }
     *reinterpret_cast<Bytes*>(place.y + pixel * place.pixel_bytes + channel) = codes;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/bit_planes.h"
+#include "core/elementwise.h"
 #include "core/status.h"
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -41,6 +42,8 @@ class ConvPlan {
       p.zero_point = place.rounding->zero_point;
       p.lo = place.rounding->lo;
       p.hi = place.rounding->hi;
+      p.limit = 1024 * p.scale;
+      p.inverse = FastIsExact(*place.rounding, double{1024} * p.scale, 1.0) ? 1.0f / p.scale : 0.0f;
     }
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
