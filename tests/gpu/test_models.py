@@ -538,11 +538,35 @@ def test_casts_at_the_ends(
         assert kernels.count("cast") == 2
 
 
+def _rounded_to_half(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """A copy in which the outputs of the nodes of these names are rounded to float16."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        model.graph.node.append(node)
+        if node.name not in names:
+            continue
+        whole, made, half = model.graph.node[-1], node.output[0], f"{node.output[0]}.half"
+        whole.output[0] = f"{made}.exact"
+        casts = (whole.output[0], half, onnx.TensorProto.FLOAT16), (half, made, onnx.TensorProto.FLOAT)
+        model.graph.node.extend(onnx.helper.make_node("Cast", [x], [y], to=to) for x, y, to in casts)
+    return model
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize(("channels", "activation"), [(16, "Relu"), (24, "Clip"), (20, None)])
 def test_shortcut_in_float(
-    channels: int, activation: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    channels: int,
+    activation: str | None,
+    precision: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks whose shortcut no quantizer rounds, and layers that round one sum to grids of their own."""
+    """Blocks whose shortcut no quantizer rounds, and layers that round one sum to grids of their own.
+
+    With `float_precision=float16` shortcuts lie as float16, once rounded.
+    """
     graph = Graph("shortcut", channels)
     grids = [Quant(np.float32(scale), np.asarray(zero), "s8") for scale, zero in ((0.05, 0), (0.031, 0))]
 
@@ -569,13 +593,17 @@ def test_shortcut_in_float(
     graph.output(summed(layer(third, grids[1], 1), beside), dims)
     converted = lowbit.convert(graph.proto()).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
-    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    on_gpu = whole_on_gpu(converted, float_precision=precision)
     for count in (3, 1):  # the last sum broadcasts
         rng = np.random.default_rng(count)
         feeds = {name: rng.normal(0, 1, (batch, channels, 5, 7)).astype(np.float32)
                  for name, batch in (("x", 3), ("other", count))}  # fmt: skip
-        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{count} of them are added")
+        made = on_gpu.run(None, feeds)
         steps = _plan(capfd)["steps"]
+        halves = [step["nodes"][-1] for step in steps if step["to"].endswith("(nhwc float16)")]
+        assert len(halves) == (0 if precision == "float32" else 3 if count == 3 else 2)
+        on_cpu = lowbit_session(_rounded_to_half(converted, halves))
+        assert_equal(made, on_cpu.run(None, feeds), f"{count} of them are added")
         joined = [step for step in steps if any(node.endswith(".Add") for node in step["nodes"])]
         assert [len(step["nodes"]) for step in joined] == [2 if activation is None else 3] * 3
         assert [len(step.get("stores", [])) for step in joined] == [2, 1, 0]
