@@ -26,8 +26,8 @@ constexpr OptionInfo kOptions[] = {
     {"float_precision", "float32, winograd, 3xtf32, tf32, float16", "float32",
      "How a GPU makes float32 convolutions and products: in float32; with those of 3x3 windows transformed "
      "(Winograd), where that is quicker; or what it rounds their operands to, so that its Tensor Cores "
-     "multiply "
-     "them. Sums stay float32. CPUs take no notice."},
+     "multiply them. Sums stay float32; with float16, some tensors between nodes are that, too. CPUs take no "
+     "notice."},
     {"float_regions", "0, 1", "0",
      "Whether a GPU runs float32 nodes, too, beside which no node is quantized: 1 for networks without "
      "quantizers. CPUs take no notice."},

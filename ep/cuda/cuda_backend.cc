@@ -286,11 +286,13 @@ class CudaBackend final : public Backend {
   }
 
   bool MayReadChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
-    return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
-           static_cast<const CudaStep&>(step).Node().MayReadChannelsLast(fed, i);
+    return MayLieOtherwise(step) && static_cast<const CudaStep&>(step).Node().MayReadChannelsLast(fed, i);
   }
   bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape> fed) const override {
-    return static_cast<const CudaStep&>(step).Node().MayMakeChannelsLast(fed);
+    return MayLieOtherwise(step) && static_cast<const CudaStep&>(step).Node().MayMakeChannelsLast(fed);
+  }
+  bool KeepsOrder(const Step& step) const override {
+    return static_cast<const CudaStep&>(step).Node().KeepsOrder();
   }
   bool TurnsChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const override {
     return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
@@ -360,6 +362,12 @@ class CudaBackend final : public Backend {
   void AdoptTunedChoices(const std::string& text) override { tuner_->Adopt(text); }
 
  private:
+  // Whether the step's float tensors may lie in another order, or as float16.
+  bool MayLieOtherwise(const Step& step) const {
+    return !reference_ && !cuda::IsLeftOut(kChannelsLast) &&
+           (!KeepsOrder(step) || BytesOfChannelsLast() != sizeof(float));
+  }
+
   static std::vector<NodeSpec> DecodeAll(const Graph& graph, std::span<const Node* const> nodes,
                                          const Fusion& fusion, Weights weights) {
     std::vector<NodeSpec> specs;

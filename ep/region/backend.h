@@ -175,6 +175,11 @@ class Backend {
     (void)step, (void)fed;
     return false;
   }
+  // Whether the step's float tensors have the channels last as ONNX has them, so that they lie otherwise as float16 alone.
+  virtual bool KeepsOrder(const Step& step) const {
+    (void)step;
+    return false;
+  }
   // Whether the step turns that tensor itself where it lies as ONNX has it, with the same results.
   virtual bool TurnsChannelsLast(const Step& step, std::span<const TensorShape> fed, size_t i) const {
     (void)step, (void)fed, (void)i;

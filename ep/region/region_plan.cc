@@ -236,9 +236,9 @@ class Planner {
   }
 
   // Tensors of the workspace may lie as planes of bits or with the channels last, unless they have other dims, too, or pieces,
-  // or are stored channel by channel.
+  // or are stored channel by channel. Float results that are stored as codes besides may lie as float16.
   void FindForms(PlaneUse planes) {
-    std::vector<bool> may(region_->values);
+    std::vector<bool> may(region_->values), has_other_dims(region_->values);
     std::vector<StepTensors> steps;
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
@@ -251,9 +251,20 @@ class Planner {
     for (size_t i = 0; i < region_->ops.size(); ++i) {
       const CompiledRegion::Op& op = region_->ops[i];
       if (is_moved_[i]) may[At(op.output)] = false;
-      if (op.reshape || (op.step != nullptr && IsPiece(op.output))) may[Root(op.fed[0])] = false;
+      if (op.reshape || (op.step != nullptr && IsPiece(op.output))) {
+        may[Root(op.fed[0])] = false;
+        has_other_dims[Root(op.fed[0])] = true;
+      }
     }
-    channels_last_ = ChooseChannelsLast(*region_->backend, steps, may);
+    std::vector<bool> may_last = may;
+    for (size_t i = 0; i < region_->ops.size(); ++i) {
+      const CompiledRegion::Op& op = region_->ops[i];
+      if (stores_[i].moves.empty() || !stores_[i].keeps_output || !region_->backend->KeepsOrder(*op.step))
+        continue;
+      const size_t root = At(op.output);
+      may_last[root] = !homes_[root] && !leaves_[root] && !has_other_dims[root];
+    }
+    channels_last_ = ChooseChannelsLast(*region_->backend, steps, std::move(may_last));
     is_turned_ = ChooseTurned(*region_->backend, steps, channels_last_);
     // What stores channels elsewhere reads bytes.
     for (size_t i = 0; i < region_->ops.size(); ++i) {
@@ -344,7 +355,7 @@ class Planner {
       if (stores_[i].keeps_output) PlaceOver(op, last_readers);
       try {
         if (has_stores) {
-          AddStoringStep(op, stores_[i]);
+          AddStoringStep(op, stores_[i], last);
         } else if (has_planes) {
           const Step& step = *plan_.variants.emplace_back(region_->backend->InPlanes(*op.step, planes));
           AddStep(op.name, op.nodes, step, op.fed, FedShapes(op), Use(op.output));
@@ -412,15 +423,18 @@ class Planner {
     return turned;
   }
 
-  void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores) {
+  void AddStoringStep(const CompiledRegion::Op& op, const Stores& stores, const ChannelsLast& last) {
     std::vector<ValueId> fed = op.fed;
     fed.insert(fed.end(), stores.tensors.begin(), stores.tensors.end());
     std::vector<TensorShape> shapes;
     shapes.reserve(fed.size());
     for (const ValueId id : fed) shapes.push_back(shapes_[At(id)]);
-    const Step& step =
-        *plan_.variants.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output));
-    AddStep(op.name, op.nodes, step, fed, shapes,
+    const Step* step =
+        plan_.variants.emplace_back(region_->backend->Storing(*op.step, stores.moves, stores.keeps_output))
+            .get();
+    if (last != ChannelsLast{})
+      step = plan_.variants.emplace_back(region_->backend->InChannelsLast(*step, last)).get();
+    AddStep(op.name, op.nodes, *step, fed, shapes,
             Use(stores.keeps_output ? op.output : stores.tensors.front()));
     plan_.steps.back().stores = stores.tensors.size();
   }

@@ -375,7 +375,7 @@ void TestPlanes() {
 // Steps that read tensors with the channels last, those that make them.
 class LastBackend final : public FakeBackend {
  public:
-  std::set<const Step*> readers, makers, turners;
+  std::set<const Step*> readers, makers, keepers, turners;
 
   bool MayReadChannelsLast(const Step& step, std::span<const TensorShape>, size_t) const override {
     return readers.count(&step) > 0;
@@ -383,6 +383,7 @@ class LastBackend final : public FakeBackend {
   bool MayMakeChannelsLast(const Step& step, std::span<const TensorShape>) const override {
     return makers.count(&step) > 0;
   }
+  bool KeepsOrder(const Step& step) const override { return keepers.count(&step) > 0; }
   bool TurnsChannelsLast(const Step& step, std::span<const TensorShape>, size_t i) const override {
     return turners.count(&step) > 0 && i == 0;
   }
@@ -409,6 +410,13 @@ void TestChannelsLast() {
   backend.readers = {&b, &c};
   backend.makers = {&b};
   Expect(chosen() == Chosen{false, false, true, false}, "nor what its maker cannot make");
+  backend.makers = {&a, &b, &c};
+  backend.keepers = {&a, &b};
+  Expect(chosen() == Chosen(4), "nor what a reader has in another order than its maker");
+  backend.keepers = {&a, &b, &c};
+  Expect(chosen() == Chosen{false, true, true, false}, "where all keep the order that ONNX has");
+  backend.keepers = {&c};
+  Expect(chosen() == Chosen(4), "a reader that keeps it");
 
   const std::vector<StepTensors> both = {{&a, {shape}, {0}, 1}, {&b, {shape}, {0}, 2}, {&c, {shape}, {1}, 3}};
   const auto turned = [&] { return ChooseTurned(backend, both, Chosen(4)); };

@@ -26,6 +26,7 @@ from tests.tools.conftest import qdq_conv
 require_native()
 import lowbit  # noqa: E402
 from lowbit.models import build as build_network  # noqa: E402
+from lowbit.models.half import in_half  # noqa: E402
 from lowbit.ops import DEFINITIONS  # noqa: E402
 
 SHARED = [
@@ -537,11 +538,35 @@ def test_casts_at_the_ends(
         assert kernels.count("cast") == 2
 
 
+def _rounded_to_half(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """A copy in which the outputs of the nodes of these names are rounded to float16."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        model.graph.node.append(node)
+        if node.name not in names:
+            continue
+        whole, made, half = model.graph.node[-1], node.output[0], f"{node.output[0]}.half"
+        whole.output[0] = f"{made}.exact"
+        casts = (whole.output[0], half, onnx.TensorProto.FLOAT16), (half, made, onnx.TensorProto.FLOAT)
+        model.graph.node.extend(onnx.helper.make_node("Cast", [x], [y], to=to) for x, y, to in casts)
+    return model
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize(("channels", "activation"), [(16, "Relu"), (24, "Clip"), (20, None)])
 def test_shortcut_in_float(
-    channels: int, activation: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    channels: int,
+    activation: str | None,
+    precision: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks whose shortcut no quantizer rounds, and layers that round one sum to grids of their own."""
+    """Blocks whose shortcut no quantizer rounds, and layers that round one sum to grids of their own.
+
+    With `float_precision=float16` shortcuts lie as float16, once rounded.
+    """
     graph = Graph("shortcut", channels)
     grids = [Quant(np.float32(scale), np.asarray(zero), "s8") for scale, zero in ((0.05, 0), (0.031, 0))]
 
@@ -568,13 +593,17 @@ def test_shortcut_in_float(
     graph.output(summed(layer(third, grids[1], 1), beside), dims)
     converted = lowbit.convert(graph.proto()).model
     monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
-    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    on_gpu = whole_on_gpu(converted, float_precision=precision)
     for count in (3, 1):  # the last sum broadcasts
         rng = np.random.default_rng(count)
         feeds = {name: rng.normal(0, 1, (batch, channels, 5, 7)).astype(np.float32)
                  for name, batch in (("x", 3), ("other", count))}  # fmt: skip
-        assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), f"{count} of them are added")
+        made = on_gpu.run(None, feeds)
         steps = _plan(capfd)["steps"]
+        halves = [step["nodes"][-1] for step in steps if step["to"].endswith("(nhwc float16)")]
+        assert len(halves) == (0 if precision == "float32" else 3 if count == 3 else 2)
+        on_cpu = lowbit_session(_rounded_to_half(converted, halves))
+        assert_equal(made, on_cpu.run(None, feeds), f"{count} of them are added")
         joined = [step for step in steps if any(node.endswith(".Add") for node in step["nodes"])]
         assert [len(step["nodes"]) for step in joined] == [2 if activation is None else 3] * 3
         assert [len(step.get("stores", [])) for step in joined] == [2, 1, 0]
@@ -599,6 +628,52 @@ def test_relu_between_two_grids(capfd: pytest.CaptureFixture[str], monkeypatch: 
     feeds = {"x": images(2, 3, 9, 7)}
     assert_equal(on_gpu.run(None, feeds), on_cpu.run(None, feeds), "two grids")
     assert [len(step["nodes"]) for step in _plan(capfd)["steps"]] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_float16_around_codes(
+    ends: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block in float16 between its layers runs as the one in float32, but for Casts at the ends."""
+    graph = Graph("half", 5)
+    grids = itertools.cycle(Quant(np.float32(scale), np.asarray(0), "s8") for scale in (0.05, 0.031, 0.02))
+
+    def layer(x: str, channels: int, made: int, kernel: int) -> str:
+        weights = graph.weight(graph.codes((made, channels, kernel, kernel)), graph.weight_quant(made))
+        bias = graph.floats(graph.rng.normal(0, 0.3, made))
+        return graph.node("Conv", [graph.qdq(x, next(grids)), weights, bias], pads=[kernel // 2] * 4)
+
+    def silu(x: str) -> str:
+        return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+
+    first = silu(layer(graph.input(["N", 16, "H", "W"], name="x"), 16, 32, 3))
+    summed = graph.node("Add", [silu(layer(first, 32, 32, 3)), first])
+    means = graph.node("GlobalAveragePool", [summed])
+    gates = graph.node("HardSigmoid", [layer(graph.node("Relu", [layer(means, 32, 16, 1)]), 16, 32, 1)])
+    gated = graph.node("Mul", [summed, gates])
+    pooled = graph.node("MaxPool", [graph.qdq(gated, next(grids))], kernel_shape=[2, 2], strides=[2, 2])
+    scales = graph.const(np.asarray([1, 1, 2, 2], np.float32))
+    nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    larger = graph.node("Resize", [pooled, "", scales], mode="nearest", **nearest)
+    joined = graph.node("Concat", [larger, gated], axis=1)
+    shares = graph.node("Softmax", [layer(joined, 64, 24, 1)], axis=1)
+    graph.output(shares, ["N", 24, "H", "W"])
+    model = graph.proto()
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    x = np.random.default_rng(2).normal(0, 1, (2, 16, 8, 6)).astype(np.float32)
+    kernels = []
+    ends_in = np.float16 if ends else np.float32
+    for source, dtype in ((in_half(model, ends=ends), ends_in), (model, np.float32)):
+        converted = lowbit.convert(source).model
+        (got,) = whole_on_gpu(converted).run(None, {"x": x.astype(dtype)})
+        (want,) = lowbit_session(converted).run(None, {"x": x.astype(dtype)})
+        assert got.dtype == want.dtype == dtype
+        # A Softmax in float32 stands last.
+        np.testing.assert_allclose(got, want, rtol=2e-3 if dtype == np.float16 else 1e-5, atol=1e-6)
+        kernels.append([step["kernel"] for step in _plan(capfd)["steps"]])
+    in_half_file, in_float = kernels
+    assert in_half_file.count("cast") == (2 if ends else 0)
+    assert [kernel for kernel in in_half_file if kernel != "cast"] == in_float
 
 
 @pytest.mark.parametrize("between", [None, "Sigmoid", "Relu"])

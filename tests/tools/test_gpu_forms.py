@@ -7,10 +7,12 @@ import importlib
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
-from lowbit.models import DETECTORS, build
+from lowbit.models import DETECTORS, build, save
 from lowbit.models.calibration import images
+from lowbit.proto.provenance import widens_float16
 from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,8 +57,8 @@ def test_torch_computes_the_network(gpu_forms, name):
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("shortcuts", [False, True])
-def test_forms_e_and_f_leave_inputs_of_an_add_in_float(gpu_forms, shortcuts):
+@pytest.mark.parametrize("layers_alone", [False, True])
+def test_forms_e_and_f_leave_inputs_of_an_add_in_float(gpu_forms, layers_alone):
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "y")]
     scale = numpy_helper.from_array(np.float32(0.1), "scale")
     nodes = [helper.make_node("Relu", [name], [f"{name}_made"]) for name in "ab"]
@@ -65,7 +67,23 @@ def test_forms_e_and_f_leave_inputs_of_an_add_in_float(gpu_forms, shortcuts):
         nodes.append(helper.make_node("DequantizeLinear", [f"{name}_codes", "scale"], [f"{name}_read"]))
     nodes.append(helper.make_node("Add", ["a_read", "b_read"], ["y"]))
     model = helper.make_model(helper.make_graph(nodes, "add", values[:2], values[2:], [scale]))
-    made = gpu_forms.with_float_branches(model, shortcuts=shortcuts)
+    made = gpu_forms.with_float_branches(model, layers_alone=layers_alone)
     ops = [node.op_type for node in made.graph.node]
-    assert list(made.graph.node[-1].input) == ["a_made", "b_made" if shortcuts else "b_read"]
-    assert ops == ["Relu", "Relu", *([] if shortcuts else ["QuantizeLinear", "DequantizeLinear"]), "Add"]
+    assert list(made.graph.node[-1].input) == ["a_made", "b_made" if layers_alone else "b_read"]
+    pair = [] if layers_alone else ["QuantizeLinear", "DequantizeLinear"]
+    assert ops == ["Relu", "Relu", *pair, "Add"]
+
+
+@pytest.mark.parametrize("form", ["F", "H"])
+def test_shortcuts_of_forms_f_and_h_are_not_rounded_to_codes(gpu_forms, monkeypatch, tmp_path, form):
+    """H says float16 where F says float32, which the conversion reads alike."""
+    monkeypatch.setattr(gpu_forms, "WORK", tmp_path)
+    monkeypatch.setattr(gpu_forms, "size_of", lambda network: 32)
+    save(build("resnet18", image=32, batch="N"), tmp_path / "resnet18_float_batch.onnx")
+    model = onnx.load(gpu_forms.converted("resnet18", form))
+    ops = [node.op_type for node in model.graph.node]
+    assert ops.count("Add") == 8
+    assert "LowBitAdd" not in ops
+    source = onnx.load(tmp_path / f"resnet18_form_{form}.onnx")
+    assert widens_float16(model) == (form == "H")
+    assert source.graph.output == model.graph.output

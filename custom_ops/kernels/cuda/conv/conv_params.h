@@ -97,8 +97,11 @@ struct PlaceParams {
   int pixel_bytes = 0;             // from pixel to pixel
   int first = 0, last = 0;         // which ones, the last excluded; multiples of 16
   const uint8_t* table = nullptr;  // [256], what is stored for the byte of a code; null: the code itself
-  float scale = 1;                 // of float results, as the three below
+  float scale = 1;                 // of float results, as what is below
   int zero_point = 0, lo = 0, hi = 0;
+  // 1 / scale where a division by Markstein's sequence gives the same codes, else 0. Beyond +-limit every number has the
+  // same code as there.
+  float inverse = 0, limit = 0;
 };
 inline constexpr int kMostPlaces = 3;
 inline constexpr int kMostPlanes = 2;
@@ -186,6 +189,8 @@ struct EpilogueParams {
   // To float results the numbers of another tensor are added, the sums cut off at these limits.
   bool adds_floats = false;
   float sum_min = 0, sum_max = 0;
+  // Float results are rounded to float16 and lie as that; what is added to them does.
+  bool makes_halves = false, adds_halves = false;
   int plane_count = 0;  // in which the codes leave (core/bit_planes.h); 0: as bytes
   // The codes leave as float32.
   bool dequantizes = false, output_signed = false;

@@ -766,25 +766,23 @@ __device__ __forceinline__ void FinishTile(const Params& p, const TilePosition& 
       return is_output ? pixel_of(first_row + u / (kTileN / 4)) : -1;
     };
     const auto fetch = [&](int u) {
-      float4 added = AllFour(0);
       const int m = e.adds_floats ? pixel_at(u) : -1;
-      if (m >= 0) {
-        const int64_t index = static_cast<int64_t>(m) * e.out_channels + channel0 + u % (kTileN / 4) * 4;
-        added = *reinterpret_cast<const float4*>(static_cast<const float*>(p.residual) + index);
-      }
-      return added;
+      if (m < 0) return make_uint4(0, 0, 0, 0);
+      return FetchAdded(e, p.residual,
+                        static_cast<int64_t>(m) * e.out_channels + channel0 + u % (kTileN / 4) * 4);
     };
     const int thread = static_cast<int>(threadIdx.x);
-    float4 next = fetch(thread), behind = fetch(thread + kThreads);
+    uint4 next = fetch(thread), behind = fetch(thread + kThreads);
 #pragma unroll 1
     for (int u = thread; u < rows * (kTileN / 4); u += kThreads) {
-      const float4 added = next;
+      const uint4 fetched = next;
       next = behind;
       behind = fetch(u + 2 * kThreads);
       const int row = u / (kTileN / 4), column = u % (kTileN / 4) * 4, m = pixel_at(u);
       if (m < 0) continue;
       const int4 total = AddedUp(state, sums, p.splits, rows, row, column);
-      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column);
+      const float4 scale = *reinterpret_cast<const float4*>(state.scale + column),
+                   added = AddedNumbers(e, fetched);
       FinishFloats<4>(e, {added.x, added.y, added.z, added.w}, p.y, m, channel0 + column,
                       {total.x, total.y, total.z, total.w}, {scale.x, scale.y, scale.z, scale.w});
     }

@@ -111,6 +111,8 @@ struct ConvPlace {
 struct ConvPlaces {
   std::vector<ConvPlace> list;  // kMostPlaces (conv_params.h)
   bool keeps_output = true;     // else codes are stored there alone
+  // Float results that are kept are rounded to float16 and lie as that; what is added to them does.
+  bool makes_halves = false, adds_halves = false;
 };
 
 // Every configuration that computes this node exactly on this device, the cost model's choice first. There may be

@@ -9,6 +9,7 @@
 #include "core/conv.h"
 #include "kernels/cuda/conv/conv_params.h"
 #include "kernels/cuda/conv/places.cuh"
+#include "kernels/cuda/device/halves.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 
 namespace lowbit::cuda {
@@ -626,8 +627,49 @@ __device__ __forceinline__ float TailValue(const EpilogueParams& e, int acc, int
   return v[0];
 }
 
+// A float result over the scale of its codes, up to numbers that have the same code.
+__device__ __forceinline__ float DividedBy(const PlaceParams& place, float v) {
+  if (place.inverse == 0.0f) return __fdiv_rn(v, place.scale);
+  v = fminf(fmaxf(v, -place.limit), place.limit);
+  const float near = __fmul_rn(v, place.inverse);
+  return __fmaf_rn(__fmaf_rn(-near, place.scale, v), place.inverse, near);
+}
+
+// Rounds neighbouring numbers, 4 or 1, to float16, as which they are stored.
+template <int kCount>
+__device__ __forceinline__ void RoundToHalves(float (&v)[kCount], uint16_t* to) {
+  if constexpr (kCount == 4) {
+    const uint2 halves = make_uint2(PackHalves(v[0], v[1]), PackHalves(v[2], v[3]));
+    const float2 low = UnpackHalves(halves.x), high = UnpackHalves(halves.y);
+    v[0] = low.x;
+    v[1] = low.y;
+    v[2] = high.x;
+    v[3] = high.y;
+    *reinterpret_cast<uint2*>(to) = halves;
+  } else {
+    const unsigned half = PackHalves(v[0], 0.0f);
+    v[0] = UnpackHalves(half).x;
+    *to = static_cast<uint16_t>(half);
+  }
+}
+
+// What is added to float results, as it comes from memory: four neighbours, float32 or, in its first half, float16.
+__device__ __forceinline__ uint4 FetchAdded(const EpilogueParams& e, const void* added, int64_t index) {
+  if (!e.adds_halves) return *reinterpret_cast<const uint4*>(static_cast<const float*>(added) + index);
+  const uint2 halves = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(added) + index);
+  return make_uint4(halves.x, halves.y, 0, 0);
+}
+__device__ __forceinline__ float4 AddedNumbers(const EpilogueParams& e, const uint4& fetched) {
+  if (e.adds_halves) {
+    const float2 low = UnpackHalves(fetched.x), high = UnpackHalves(fetched.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+  }
+  return make_float4(__uint_as_float(fetched.x), __uint_as_float(fetched.y), __uint_as_float(fetched.z),
+                     __uint_as_float(fetched.w));
+}
+
 // Neighbouring float results of a pixel from `channel` on, 4 or 1: what the tail has; another tensor's numbers (`added`),
-// where they are; stored, and rounded to codes. A residual is one of a single result.
+// where they are; stored, and what is stored rounded to codes. A residual is one of a single result.
 template <int kCount>
 __device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const float (&added)[kCount], void* y,
                                              int64_t pixel, int channel, const int (&acc)[kCount],
@@ -641,18 +683,19 @@ __device__ __forceinline__ void FinishFloats(const EpilogueParams& e, const floa
 #pragma unroll
     for (int j = 0; j < kCount; ++j) v[j] = Limited(__fadd_rn(v[j], added[j]), e.sum_min, e.sum_max);
   }
+  if (e.makes_halves) RoundToHalves(v, static_cast<uint16_t*>(y) + index);
 #pragma unroll 1
   for (int i = 0; i < e.place_count; ++i) {
     const PlaceParams& place = e.places[i];
     Bytes codes = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const int code = RoundToCode(__fdiv_rn(v[j], place.scale), place.zero_point, place.lo, place.hi);
+      const int code = RoundToCode(DividedBy(place, v[j]), place.zero_point, place.lo, place.hi);
       codes |= static_cast<Bytes>(static_cast<Bytes>(code & 255) << 8 * j);
     }
     *reinterpret_cast<Bytes*>(place.y + pixel * place.pixel_bytes + channel) = codes;
   }
-  if (y != nullptr) {
+  if (y != nullptr && !e.makes_halves) {
     *reinterpret_cast<Floats*>(static_cast<float*>(y) + index) = *reinterpret_cast<const Floats*>(v);
   }
 }
@@ -710,7 +753,11 @@ __device__ __forceinline__ void FinishOne(const EpilogueParams& e, const void* r
       if (y != nullptr) static_cast<uint8_t*>(y)[index] = code;
     }
   } else {
-    const float added = e.adds_floats ? static_cast<const float*>(residual)[index] : 0.0f;
+    float added = 0.0f;
+    if (e.adds_floats) {
+      added = e.adds_halves ? UnpackHalves(static_cast<const uint16_t*>(residual)[index]).x
+                            : static_cast<const float*>(residual)[index];
+    }
     FinishFloats<1>(e, {added}, y, pixel, channel, {acc}, {scale}, r);
   }
 }

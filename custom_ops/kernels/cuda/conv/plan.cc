@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/bit_planes.h"
+#include "core/elementwise.h"
 #include "core/status.h"
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -28,6 +29,8 @@ class ConvPlan {
         params_(conv_->Params(shape, config)),
         launcher_(std::move(launcher)) {
     params_.epilogue.plane_count = planes.y;
+    params_.epilogue.makes_halves = places_.makes_halves;
+    params_.epilogue.adds_halves = places_.adds_halves;
     for (const ConvPlace& place : places_.list) {
       PlaceParams& p = params_.epilogue.places[params_.epilogue.place_count++];
       p.pixel_bytes = static_cast<int>(place.channels);
@@ -39,6 +42,8 @@ class ConvPlan {
       p.zero_point = place.rounding->zero_point;
       p.lo = place.rounding->lo;
       p.hi = place.rounding->hi;
+      p.limit = 1024 * p.scale;
+      p.inverse = FastIsExact(*place.rounding, double{1024} * p.scale, 1.0) ? 1.0f / p.scale : 0.0f;
     }
     const auto reserve = [&](int64_t bytes) {
       const size_t at = workspace_;
@@ -167,14 +172,18 @@ void RequirePlaces(const PackedConv& conv, const ConvShape& shape, const ConvPla
   Require(places.list.size() <= kMostPlaces && (places.keeps_output || !places.list.empty()),
           "a convolution stores codes in ", places.list.size(), " places, expected at most ", kMostPlaces);
   const int64_t out_channels = conv.Geometry().out_channels;
-  const bool has_codes = conv.EpilogueOf().quantized_output;
+  const EpilogueParams& e = conv.EpilogueOf();
+  const bool has_codes = e.quantized_output;
+  Require(
+      (!places.makes_halves || (!has_codes && places.keeps_output)) && (!places.adds_halves || e.adds_floats),
+      "a convolution has no use for float16 numbers");
   for (const ConvPlace& place : places.list) {
     const bool is_whole = place.first == 0 && place.at == 0 && place.count == out_channels &&
                           place.channels == out_channels && place.table == nullptr;
     const bool fits = place.first >= 0 && place.count > 0 && place.at >= 0 &&
                       place.first + place.count <= out_channels && place.at + place.count <= place.channels &&
                       (place.first | place.count | place.at | place.channels) % 16 == 0 &&
-                      shape.OutPixels() * place.channels <= kMaxBytes && !conv.EpilogueOf().dequantizes;
+                      shape.OutPixels() * place.channels <= kMaxBytes && !e.dequantizes;
     Require(has_codes ? fits && !place.rounding : is_whole && place.rounding, "channels from ", place.first,
             " on, ", place.count, " of them, have no place in ", place.channels, " from ", place.at, " on");
   }

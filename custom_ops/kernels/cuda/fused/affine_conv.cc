@@ -286,9 +286,12 @@ bool JoiningPays(const AffineConv& nodes) {
   const Device& device = nodes.conv->On();
   const double concat =
       kLaunchMicroseconds + 2 * static_cast<double>(problem.m * problem.k) / kBytesOfMicrosecond;
-  std::vector<ConvConfig> joining, apart;
-  const std::vector<double> together = Rank(problem, device, true, joining);
-  return !together.empty() && together.front() < Rank(problem, device, false, apart).front() + concat;
+  const auto best = [&](const std::vector<ConvConfig>& ranked, bool joins) {
+    return ranked.empty() ? std::numeric_limits<double>::infinity()
+                          : MicrosecondsOf(problem, ranked.front(), device, joins);
+  };
+  return best(JoiningConfigs(nodes), true) <
+         best(AffineConvConfigs(*nodes.conv, nodes.shape), false) + concat;
 }
 
 std::shared_ptr<const AffineConvPlan> PlanAffineConv(const AffineConv& nodes, const ConvConfig& config) {

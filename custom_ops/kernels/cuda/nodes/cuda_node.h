@@ -104,6 +104,8 @@ class PackedNode {
     static_cast<void>(fed);
     return false;
   }
+  // Whether the node's float tensors have the channels last as ONNX has them, so that their numbers alone may lie otherwise.
+  virtual bool KeepsOrder() const { return false; }
   // Whether it turns that tensor by a kernel of its own where it lies as ONNX has it, with the same results.
   virtual bool TurnsChannelsLast(std::span<const TensorShape> fed, size_t i) const {
     static_cast<void>(fed), static_cast<void>(i);

@@ -70,13 +70,15 @@ class PackedMatmul final : public PackedNode {
     Require(!fed.empty(), "a convolution was fed no tensor");
     const ConvShape shape = ShapeOf(fed[0]);
     const auto plan = [&](const std::optional<ConvConfig>& config) {
-      return Hold(
-          PlanOf(PlanConv(conv_, shape, config, stored_.Where(), planes_), has_residual_, stored_.Count()),
-          stored_.Tables());
+      ConvPlaces places = stored_.Where();
+      places.makes_halves = halves_.y;
+      places.adds_halves = halves_.Has(1);
+      return Hold(PlanOf(PlanConv(conv_, shape, config, places, planes_), has_residual_, stored_.Count()),
+                  stored_.Tables());
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
-    return plan(choose_({ShapeText(shape) + stored_.Text() + PlanesText(),
+    return plan(choose_({ShapeText(shape) + stored_.Text() + PlanesText() + HalvesText(),
                          CandidateConfigs(*conv_, shape, stored_.Count() > 0, planes_),
                          plan,
                          {fed.begin(), fed.end()},
@@ -106,6 +108,16 @@ class PackedMatmul final : public PackedNode {
     in_planes->planes_ = planes;
     return in_planes;
   }
+  bool KeepsOrder() const override { return true; }
+  bool MayMakeChannelsLast(Shapes) const override { return !conv_->EpilogueOf().quantized_output; }
+  bool MayReadChannelsLast(Shapes, size_t i) const override {
+    return i == 1 && conv_->EpilogueOf().adds_floats;
+  }
+  PackedNodePtr InChannelsLast(const ChannelsLast& halves) const override {
+    auto in_halves = std::make_unique<PackedMatmul>(*this);
+    in_halves->halves_ = halves;
+    return in_halves;
+  }
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.empty() || !is_link_) return std::nullopt;
     return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
@@ -123,6 +135,9 @@ class PackedMatmul final : public PackedNode {
     const std::string added = planes_.added > 0 ? "+" + std::to_string(planes_.added) : "";
     return " planes " + std::to_string(planes_.x) + added + ">" + std::to_string(planes_.y);
   }
+  std::string HalvesText() const {
+    return std::string(halves_.Has(1) ? " adds float16" : "") + (halves_.y ? " to float16" : "");
+  }
 
   ConvGeometry geometry_;
   MatmulLayout layout_;
@@ -131,6 +146,7 @@ class PackedMatmul final : public PackedNode {
   std::shared_ptr<const PackedConv> conv_;
   StoredChannels stored_;
   TensorPlanes planes_;
+  ChannelsLast halves_;  // float tensors that lie as float16
 };
 
 class PackedConvAdd final : public PackedNode {
@@ -222,15 +238,28 @@ class PackedFloatSum final : public PackedNode {
   }
   std::optional<size_t> Overwrites() const override { return fused_.Overwrites(); }
   bool MayStore(Shapes fed, std::span<const ChannelMove> moves) const override {
-    return fed.size() == 2 && OutputOf(product_, fed.first(1)).dims == fed[1].dims &&
-           fused_.MayStore(fed, moves);
+    return IsOneKernel(fed) && fused_.MayStore(fed, moves);
   }
   PackedNodePtr Storing(std::span<const ChannelMove> moves, bool keeps_output) const override {
     return fused_.Storing(moves, keeps_output);
   }
+  bool KeepsOrder() const override { return true; }
+  bool MayMakeChannelsLast(Shapes fed) const override {
+    return IsOneKernel(fed) && fused_.MayMakeChannelsLast(fed);
+  }
+  bool MayReadChannelsLast(Shapes fed, size_t i) const override {
+    return IsOneKernel(fed) && fused_.MayReadChannelsLast(fed, i);
+  }
+  PackedNodePtr InChannelsLast(const ChannelsLast& halves) const override {
+    return fused_.InChannelsLast(halves);
+  }
   std::vector<uint8_t> Packed() const override { return fused_.Packed(); }
 
  private:
+  bool IsOneKernel(Shapes fed) const {
+    return fed.size() == 2 && OutputOf(product_, fed.first(1)).dims == fed[1].dims;
+  }
+
   NodeSpec product_;  // shapes need only the geometry
   Limits limits_;
   PackedMatmul fused_;

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/epilogue.h"
+#include "core/float_precision.h"
 #include "core/status.h"
 #include "kernels/cuda/conv/conv_row.h"
 #include "kernels/cuda/conv/cuda_conv.h"
@@ -1048,9 +1049,9 @@ class Places {
       Add(place);
     }
   }
-  // What float results become on grids.
-  Places(Generator& generator, int64_t channels, std::span<const float> values) {
-    where_.keeps_output = generator.Coin();
+  // What float results become on grids, which may be kept besides, or have to be.
+  Places(Generator& generator, int64_t channels, std::span<const float> values, bool keeps) {
+    where_.keeps_output = keeps || generator.Coin();
     for (int64_t i = generator.Int(1, cuda::kMostPlaces); i > 0; --i) {
       const bool is_signed = generator.Coin();
       const int32_t lo = is_signed ? -128 : 0;
@@ -1066,6 +1067,12 @@ class Places {
             static_cast<uint8_t>(QuantizeCode(v, grid.scale, grid.zero_point, grid.lo, grid.hi)));
       Add({0, channels, 0, channels, nullptr, grid});
     }
+  }
+
+  // Float results lie as float16, what is added to them does.
+  void LieAsHalves(bool makes, bool adds) {
+    where_.makes_halves = makes;
+    where_.adds_halves = adds;
   }
 
   const cuda::ConvPlaces& Where() const { return where_; }
@@ -1096,6 +1103,17 @@ class Places {
   std::vector<std::vector<uint8_t>> expected_;
   std::vector<void*> tensors_;
 };
+
+// The bytes of the nearest float16 numbers, which the numbers become.
+std::vector<uint8_t> AsHalves(std::span<float> numbers) {
+  std::vector<uint8_t> bytes(numbers.size() * sizeof(uint16_t));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const uint16_t half = ToHalf(numbers[i]);
+    numbers[i] = FromHalf(half);
+    std::memcpy(&bytes[i * sizeof half], &half, sizeof half);
+  }
+  return bytes;
+}
 
 // Returns whether all configurations agree.
 bool TestNode(const Node& node, Generator& generator, const cuda::Device& device,
@@ -1144,18 +1162,23 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   }
   std::vector<float> results(spec.epilogue.quantized_output ? 0 : expected.size() / 4);
   std::memcpy(results.data(), expected.data(), results.size() * 4);
+  const bool makes_halves = !results.empty() && generator.Coin(), adds_halves = generator.Coin();
   if (!results.empty() && !spec.epilogue.has_residual && generator.Coin()) {
     const float low = generator.Coin() ? 0.0f : -std::numeric_limits<float>::infinity();
     stored.float_sum = cuda::FloatLimits{low, generator.Real(0.5f, 100.0f)};
     std::vector<float> added(results.size());
-    for (size_t i = 0; i < added.size(); ++i) {
-      added[i] = generator.Real(-3.0f, 3.0f);
-      results[i] = std::min(std::max(results[i] + added[i], low), stored.float_sum->high);
-    }
+    for (float& v : added) v = generator.Real(-3.0f, 3.0f);
     residual.resize(expected.size());
-    std::memcpy(residual.data(), added.data(), residual.size());
+    if (adds_halves) {
+      residual = AsHalves(added);
+    } else {
+      std::memcpy(residual.data(), added.data(), residual.size());
+    }
+    for (size_t i = 0; i < added.size(); ++i)
+      results[i] = std::min(std::max(results[i] + added[i], low), stored.float_sum->high);
     std::memcpy(expected.data(), results.data(), expected.size());
   }
+  if (makes_halves) expected = AsHalves(results);
   auto packed = cuda::PackConv(spec, device, {}, stored);
   if (generator.Coin(0.3)) {  // as a compiled model brings it
     ConvSpec lean = spec;
@@ -1174,7 +1197,9 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   if (!has_planes && spec.epilogue.quantized_output && !dequantized && g.out_channels % 16 == 0 &&
       generator.Coin(0.3))
     places = Places(generator, g.out_channels, expected);
-  if (!results.empty() && generator.Coin(0.3)) places = Places(generator, g.out_channels, results);
+  if (!results.empty() && generator.Coin(0.3))
+    places = Places(generator, g.out_channels, results, makes_halves);
+  places.LieAsHalves(makes_halves, adds_halves && stored.float_sum);
   std::vector<cuda::ConvConfig> configs =
       cuda::CandidateConfigs(*packed, s, !places.Where().list.empty(), planes);
   std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
@@ -1203,7 +1228,8 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   const size_t from_codes = plans.size();
   const bool has_image =
       std::any_of(configs.begin(), configs.end(), [](const auto& c) { return c.kernel == &cuda::kImageRow; });
-  if (quantizer.has_value() && has_image && places.Where().list.empty())
+  const bool has_halves = places.Where().makes_halves || places.Where().adds_halves;
+  if (quantizer.has_value() && has_image && places.Where().list.empty() && !has_halves)
     plans.push_back(cuda::PlanPixels(packed, s, *quantizer));
   for (size_t i = 0; i < plans.size(); ++i) {
     const auto& plan = plans[i];

@@ -5,14 +5,11 @@
 #include <cstdint>
 
 #include "core/float_precision.h"
+#include "kernels/cuda/device/halves.cuh"
 #include "kernels/cuda/emulator/products.h"
 
 namespace lowbit::cuda {
 
-inline unsigned PackHalves(float low, float high) { return ToHalf(low) | uint32_t{ToHalf(high)} << 16; }
-inline float2 UnpackHalves(unsigned word) {
-  return {FromHalf(static_cast<uint16_t>(word)), FromHalf(static_cast<uint16_t>(word >> 16))};
-}
 inline unsigned ToTf32(float v) { return std::bit_cast<uint32_t>(RoundToTf32(v)); }
 inline void MultiplyHalves(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulator::MultiplyFloatFragments(true, c, a, b0, b1);
