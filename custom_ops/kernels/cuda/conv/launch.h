@@ -146,8 +146,8 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
 template <Finish kFinish, int kTileN>
 inline constexpr bool kMayFinish = kFinish != Finish::kPlanesTail || kTileN % (kPlaneChannels / 2) == 0;
 
-// What a sample has (HasInstance) of a family that finishes typical tiles in so many ways: what reads sums where they are and
-// what exchanges them. Each finish by itself is in the sample of boxes_sm90.cu, by the same function (FinishTile).
+// What a sample has (HasInstance) of a family whose tiles are finished in many ways: one for each way that sums go, of a typical
+// tile. All finishes are in the sample of boxes_sm90.cu, by the same function (FinishTile).
 template <bool kSigned, Finish kFinish>
 constexpr bool IsSampled(bool is_typical) {
   using enum Finish;
