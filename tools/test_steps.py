@@ -251,7 +251,10 @@ def quick_cuda(nvcc: str) -> list[str]:
     known = subprocess.run([nvcc, "--help"], check=True, text=True, capture_output=True).stdout
     unoptimized = " --Ofast-compile=max" if "--Ofast-compile" in known else ""
     # -O0 is of the host's part, which packs and plans: on the emulated GPU it runs from another object.
-    return [f"-DCMAKE_CUDA_FLAGS=-DLOWBIT_CUDA_SAMPLE{unoptimized}", "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG"]
+    return [
+        f"-DCMAKE_CUDA_FLAGS=-DLOWBIT_CUDA_SAMPLE{unoptimized}",
+        "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG",
+    ]
 
 
 def cuda_build() -> Outcome:
