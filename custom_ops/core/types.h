@@ -25,14 +25,15 @@ struct OperandType {
 };
 
 // Element types that a lowbit node reads or writes.
-enum class ElementType : uint8_t { kUInt8, kInt8, kInt32, kFloat };
+enum class ElementType : uint8_t { kUInt8, kInt8, kInt32, kFloat, kFloat16 };
 
 constexpr size_t ElementSize(ElementType type) {
-  return type == ElementType::kInt32 || type == ElementType::kFloat ? 4 : 1;
+  constexpr size_t kSizes[] = {1, 1, 4, 4, 2};
+  return kSizes[static_cast<size_t>(type)];
 }
 
 constexpr const char* TypeName(ElementType type) {
-  constexpr const char* kNames[] = {"uint8", "int8", "int32", "float32"};
+  constexpr const char* kNames[] = {"uint8", "int8", "int32", "float32", "float16"};
   return kNames[static_cast<size_t>(type)];
 }
 

@@ -84,6 +84,8 @@ std::optional<ElementType> KnownElementType(ONNXTensorElementDataType type) {
       return ElementType::kInt32;
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
       return ElementType::kFloat;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+      return ElementType::kFloat16;
     default:
       return std::nullopt;
   }
@@ -92,7 +94,7 @@ std::optional<ElementType> KnownElementType(ONNXTensorElementDataType type) {
 ElementType ElementTypeFrom(ONNXTensorElementDataType type) {
   const std::optional<ElementType> known = KnownElementType(type);
   Require(known.has_value(), "a tensor has ONNX element type ", static_cast<int>(type),
-          ", expected uint8, int8, int32 or float");
+          ", expected uint8, int8, int32, float or float16");
   return *known;
 }
 
@@ -106,6 +108,8 @@ ONNXTensorElementDataType ToOrt(ElementType type) {
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
     case ElementType::kFloat:
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case ElementType::kFloat16:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
   }
   return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
 }

@@ -271,7 +271,7 @@ class CpuBackend final : public Backend {
       });
     };
     return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& other) {
-      const bool stays = other.domain != kDomain && !MayMoveCodes(other) && !NamesReshape(other);
+      const bool stays = other.domain != kDomain && !MayMoveCodes(other) && !NamesReshape(graph, other);
       return stays && (shares(other.inputs, node.outputs) || shares(other.outputs, node.inputs));
     });
   }

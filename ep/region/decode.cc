@@ -109,10 +109,14 @@ StandardNode ReadStandard(const Graph& graph, const Node& node) {
   return DecodeStandard(node.op, node.since_version, node.attributes, inputs, outputs);
 }
 
-bool NamesReshape(const Node& node) {
-  static constexpr std::array<std::string_view, 7> kNames = {"Reshape",  "Flatten", "Squeeze", "Unsqueeze",
-                                                             "Identity", "Dropout", "Cast"};
-  return node.domain.empty() && std::find(kNames.begin(), kNames.end(), node.op) != kNames.end();
+bool NamesReshape(const Graph& graph, const Node& node) {
+  static constexpr std::array<std::string_view, 6> kNames = {"Reshape",   "Flatten",  "Squeeze",
+                                                             "Unsqueeze", "Identity", "Dropout"};
+  if (!node.domain.empty()) return false;
+  if (std::find(kNames.begin(), kNames.end(), node.op) != kNames.end()) return true;
+  if (node.op != "Cast" || node.inputs.empty() || node.outputs.empty()) return false;
+  const Value *const x = ValueAt(graph, node.inputs, 0), *const y = ValueAt(graph, node.outputs, 0);
+  return x != nullptr && y != nullptr && x->type == y->type;
 }
 
 }  // namespace lowbit::ep

@@ -36,7 +36,7 @@ StandardNode ReadStandard(const Graph& graph, const Node& node);
 
 // Whether the node is one of those that may only give their input other dims; whether it does so,
 // ReadStandard says.
-bool NamesReshape(const Node& node);
+bool NamesReshape(const Graph& graph, const Node& node);
 
 // Whether the node is ONNX's Split, which alone makes several tensors.
 bool IsSplit(const Node& node);

@@ -123,7 +123,7 @@ class Partitioner {
 
   std::optional<std::string> Refusal(const Node& node) const {
     if (node.barred) return node.barred;
-    if (!NamesReshape(node)) return backend_.Refusal(graph_, node);
+    if (!NamesReshape(graph_, node)) return backend_.Refusal(graph_, node);
     try {
       Require(std::holds_alternative<ReshapeOp>(ReadStandard(graph_, node)), "it does more than a reshape");
       Require(graph_.values[At(node.inputs[0])].type.has_value(),
@@ -296,7 +296,7 @@ class Partitioner {
       if (producer < 0 || !SameRegion(static_cast<size_t>(producer), n)) return true;
       if (is_last && IsNeededOutside(x, n)) return true;
       at = static_cast<size_t>(producer);
-      if (!NamesReshape(graph_.nodes[at])) return false;
+      if (!NamesReshape(graph_, graph_.nodes[at])) return false;
     }
   }
 
@@ -306,7 +306,7 @@ class Partitioner {
     while (!open.empty()) {
       const size_t n = open.back();
       open.pop_back();
-      if (!IsClaimed(n) || !NamesReshape(graph_.nodes[n]) || !CostsCopy(n)) continue;
+      if (!IsClaimed(n) || !NamesReshape(graph_, graph_.nodes[n]) || !CostsCopy(n)) continue;
       reasons_[n] = "it stands at the rim of a region, where its output would have to be copied";
       const auto look_again = [&](size_t neighbour) { open.push_back(neighbour); };
       edges_.ForPredecessors(graph_.nodes[n], look_again);

@@ -1387,7 +1387,7 @@ void CheckPartition(const Graph& graph, const FakeBackend& backend, const Partit
     for (const size_t n : region) {
       ++seen[n];
       has_lowbit = has_lowbit || graph.nodes[n].domain == kDomain;
-      Expect(NamesReshape(graph.nodes[n]) || !backend.Refusal(graph, graph.nodes[n]),
+      Expect(NamesReshape(graph, graph.nodes[n]) || !backend.Refusal(graph, graph.nodes[n]),
              "a region holds what can run");
     }
     Expect(has_lowbit || backend.takes_float_regions, "a region has a lowbit node");

@@ -511,6 +511,32 @@ def test_attention_in_float() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # numbers up to 13
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.int8, np.int32])
+def test_casts_at_the_ends(
+    dtype: type, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a network is fed becomes float32 in its region, and float32 leaves it as float16."""
+    graph = Graph("ends", 3)
+    x = graph.node("Cast", [graph.input(["N", 3, 9, "W"], name="x")], to=onnx.TensorProto.FLOAT)
+    graph.inputs[0].type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x = graph.qdq(graph.node("Mul", [x, graph.floats(0.7)]), graph.act(0.02, "s8"))
+    made = graph.node("Conv", [x, graph.weight(graph.codes((16, 3, 3, 3)), graph.weight_quant(16))])
+    half = onnx.TensorProto.FLOAT16
+    graph.output(graph.node("Cast", [made], to=half), ["N", 16, 7, "V"], half)
+    converted = lowbit.convert(graph.proto()).model
+    monkeypatch.setenv("LOWBIT_PRINT_PLAN", "json")
+    on_gpu, on_cpu = whole_on_gpu(converted), lowbit_session(converted)
+    rng = np.random.default_rng(1)
+    for count in (1, 3):
+        size = 2 if dtype == np.float16 else 30
+        feeds = {"x": rng.normal(size, size, (count, 3, 9, 8 + count)).clip(0).astype(dtype)}
+        (got,), (want,) = on_gpu.run(None, feeds), on_cpu.run(None, feeds)
+        assert got.dtype == want.dtype == np.float16
+        np.testing.assert_array_equal(got, want)
+        kernels = [step["kernel"] for step in _plan(capfd)["steps"]]
+        assert kernels.count("cast") == 2
+
+
 @pytest.mark.parametrize(("channels", "activation"), [(16, "Relu"), (24, "Clip"), (20, None)])
 def test_shortcut_in_float(
     channels: int, activation: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -83,15 +83,19 @@ StandardNode DecodeDropout(const StandardReader& node) {
 StandardNode DecodeCast(const StandardReader& node) {
   node.RequireVersion(6);
   node.RequireInputs(1);
-  node.Ignore("saturate");                                     // for 8-bit floats alone
-  node.Ignore("round_mode");                                   // likewise
-  constexpr std::array<int64_t, 4> kOnnxTypes = {2, 3, 6, 1};  // by ElementType
+  node.Ignore("saturate");                                         // for 8-bit floats alone
+  node.Ignore("round_mode");                                       // likewise
+  constexpr std::array<int64_t, 5> kOnnxTypes = {2, 3, 6, 1, 10};  // by ElementType
   constexpr int64_t kMaxOnnxType = 1000;
-  const int64_t from = kOnnxTypes[static_cast<size_t>(node.TypeOf(0))],
-                to = node.Int("to", 0, 1, kMaxOnnxType);
-  Require(from == to, node.op(), " changes the element type from ONNX type ", from, " to ", to,
-          ", lowbit only passes equal types on");
-  return ReshapeOp{};
+  const ElementType from = node.AnyTypeOf(0);
+  const int64_t onnx = node.Int("to", 0, 1, kMaxOnnxType);
+  const auto* const to = std::find(kOnnxTypes.begin(), kOnnxTypes.end(), onnx);
+  const auto type = static_cast<ElementType>(to - kOnnxTypes.begin());
+  if (type == from) return ReshapeOp{};
+  Require(type == ElementType::kFloat || (type == ElementType::kFloat16 && from == ElementType::kFloat),
+          node.op(), " from ", TypeName(from), " to ONNX's type ", onnx,
+          ", lowbit casts float16 and integers to float32, and float32 to float16");
+  return CastOp{type};
 }
 
 // ---- moving elements

@@ -80,6 +80,11 @@ struct JoinOp {
   int64_t axis = 0;
 };
 
+// Integers or float16 to float32, or float32 to float16: the nearest one, of two the even one.
+struct CastOp {
+  ElementType to = ElementType::kFloat;
+};
+
 // x is float32 for everything below.
 struct SoftmaxOp {
   int64_t axis = -1;
@@ -136,14 +141,14 @@ Window WindowOf(const FloatConvOp& op, std::span<const int64_t> x);
 Window WindowOf(const FloatPoolOp& op, std::span<const int64_t> x);
 
 // QuantizeLinear and DequantizeLinear, per tensor or along the last axis, are lowbit nodes.
-using StandardNode = std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, NearestOp, JoinOp,
+using StandardNode = std::variant<ReshapeOp, TransposeOp, SliceOp, SplitOp, PadOp, NearestOp, JoinOp, CastOp,
                                   SoftmaxOp, UnaryOp, FloatBinaryOp, FloatGemmOp, FloatMatmulOp, FloatConvOp,
                                   FloatPoolOp, QuantizeNode, DequantizeNode>;
 
 // An input of a node of ONNX's own domain, as far as it is known before a run.
 struct StandardInput {
   bool present = false;
-  std::optional<ElementType> type;           // nullopt: none that lowbit knows (float16, int64, ...)
+  std::optional<ElementType> type;           // nullopt: none that lowbit knows (int64, ...)
   std::optional<std::vector<int64_t>> dims;  // -1 where a dim is open; nullopt: not even the rank is known
   std::optional<ConstTensor> constant;       // the value of an initializer
   std::optional<std::vector<int64_t>> constant_ints;  // the elements of an int64 or int32 initializer

@@ -66,11 +66,18 @@ void StandardReader::RequireInputs(size_t most) const {
   Require(inputs_.size() <= most, op_, " has ", inputs_.size(), " inputs, expected at most ", most);
 }
 
-ElementType StandardReader::TypeOf(size_t index) const {
+ElementType StandardReader::AnyTypeOf(size_t index) const {
   Require(Present(index), op_, ": input ", index, " is missing");
   Require(inputs_[index].type.has_value(), op_, ": input ", index,
           " has an element type that lowbit does not compute with, expected float32, uint8, int8 or int32");
   return *inputs_[index].type;
+}
+
+ElementType StandardReader::TypeOf(size_t index) const {
+  const ElementType type = AnyTypeOf(index);
+  Require(type != ElementType::kFloat16, op_, ": input ", index,
+          " is float16, which lowbit only casts; convert the model without keep_float16");
+  return type;
 }
 
 void StandardReader::RequireFloat(size_t index) const {

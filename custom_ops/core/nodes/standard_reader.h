@@ -45,7 +45,8 @@ class StandardReader {
   bool Present(size_t index) const { return index < inputs_.size() && inputs_[index].present; }
   // At most that many inputs.
   void RequireInputs(size_t most) const;
-  // A fed input: its element type, which must be one that lowbit knows.
+  // A fed input: its element type, which must be one that lowbit knows; float16 is one for Cast alone.
+  ElementType AnyTypeOf(size_t index) const;
   ElementType TypeOf(size_t index) const;
   void RequireFloat(size_t index) const;
   const std::optional<std::vector<int64_t>>& Dims(size_t index) const { return inputs_[index].dims; }

@@ -249,6 +249,8 @@ TensorShape Output(const Op& op, std::span<const TensorShape> fed) {
   return {x.type, OutputDims(op, x.dims)};
 }
 
+TensorShape Output(const CastOp& op, std::span<const TensorShape> fed) { return {op.to, At(fed, 0).dims}; }
+
 TensorShape Output(const PadOp& op, std::span<const TensorShape> fed) {
   const TensorShape& x = At(fed, 0);
   Require(ElementSize(x.type) == op.value.size(), "x has elements of ", ElementSize(x.type),

@@ -99,7 +99,22 @@ void TestSame() {
          "Identity");
   Expect(DimsOf(DecodeStandard("Cast", 13, {{"to", int64_t{1}}}, Inputs{Fed()}), Floats({2})) == Ints({2}),
          "a Cast to the same type");
-  Expect(Refuses("Cast", 13, {{"to", int64_t{10}}}, {Fed()}), "a Cast to another");
+  constexpr int64_t kOnnxFloat = 1, kOnnxUInt8 = 2, kOnnxFloat16 = 10;
+  const auto cast = [](ElementType from, int64_t to) {
+    return OutputOf(DecodeStandard("Cast", 13, {{"to", to}}, Inputs{Fed(from)}),
+                    std::vector<TensorShape>{{from, {2, 3}}});
+  };
+  for (const ElementType from :
+       {ElementType::kUInt8, ElementType::kInt8, ElementType::kInt32, ElementType::kFloat16}) {
+    const TensorShape y = cast(from, kOnnxFloat);
+    Expect(y.type == ElementType::kFloat && y.dims == Ints({2, 3}), "a Cast to float32");
+    Expect(Refuses("Cast", 13, {{"to", kOnnxFloat16 + 1}}, {Fed(from)}), "a Cast to float64");
+  }
+  Expect(cast(ElementType::kFloat, kOnnxFloat16).type == ElementType::kFloat16, "a Cast to float16");
+  Expect(Refuses("Cast", 13, {{"to", kOnnxUInt8}}, {Fed()}), "a Cast of float32 to integers");
+  Expect(Refuses("Cast", 13, {{"to", kOnnxFloat16}}, {Fed(ElementType::kInt32)}),
+         "a Cast of integers to float16");
+  Expect(Refuses("Flatten", 13, {}, {Fed(ElementType::kFloat16)}), "float16 is only cast");
   Expect(!Refuses("Dropout", 13, {}, {Fed()}) && Refuses("Dropout", 13, {}, {Fed(), kAbsent, Fed()}),
          "Dropout outside of training");
 }

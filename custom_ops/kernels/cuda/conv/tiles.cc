@@ -68,13 +68,16 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
     config.splits = splits;
     const int per_split = static_cast<int>(CeilDiv(problem.KTiles(), splits));
     const bool wgmma = IsWgmma(config);
+    // Where boxes can be fetched, they are: no other way was faster by more than some percent (ResNet-50).
+    config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns && !IsLeftOut("boxes");
     std::vector<int> stages = {std::min(per_split, wgmma ? 4 : kMmaStages)};
     if (wgmma && per_split > 4) stages.push_back(std::min(per_split, kMaxTileStages));
+    // A block more may fit a multiprocessor then, or one of the next kernel start: layers of ResNet-50 at batch 16 took from
+    // .87 to 1.13 of their time with four.
+    if (config.boxes && per_split > 3) stages.push_back(3);
     for (const int s : stages) {
       config.stages = s;
       config.split = splits == 1 || device.capability >= 90 ? Split::kCluster : Split::kWorkspace;
-      // Where boxes can be fetched, they are: no other way was faster by more than some percent (ResNet-50).
-      config.boxes = wgmma && problem.boxes && config.tile_n <= kMostBoxColumns && !IsLeftOut("boxes");
       // What gathers for wgmma adds nothing to sums at borders.
       if (wgmma && !config.boxes && problem.zero == ConvProblem::kNoCode) continue;
       if (config.tile_m > kMostSplitRows && !FitsLargest(problem, config)) continue;
@@ -198,6 +201,8 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   if (config.producers) tile += 23;
   // Three warpgroups read the same weights; against its neighbours in ResNet-50 at batch 128 on an H100.
   if (config.tile_m > kMostSplitRows) tile += 185;
+  // Between what three stages gain and what they lose in ResNet-50 at batch 16.
+  if (config.boxes && k_tiles > config.stages && config.stages < 4) tile += 60;
   const double start = cost.start + at_once * bytes / cost.first_bytes;
   const double round = !problem.requantizes ? 1.35 : problem.residual ? cost.round_and_add : cost.round;
   const double finish = outputs / config.splits * round;

@@ -64,6 +64,8 @@ PackedNodePtr Pack(const SoftmaxNode& node, const Device& device);
 PackedNodePtr Pack(const QuantizeNode& node, const Device& device);
 PackedNodePtr Pack(const ThresholdNode& node, const Device& device);
 PackedNodePtr Pack(const DequantizeNode& node, const Device& device);
+// cast.cu
+PackedNodePtr Pack(const CastOp& op, const Device& device);
 // float_ops.cu
 PackedNodePtr Pack(const SoftmaxOp& op, const Device& device);
 PackedNodePtr Pack(const UnaryOp& op, const Device& device);

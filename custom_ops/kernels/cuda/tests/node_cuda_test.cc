@@ -87,8 +87,7 @@ int64_t CountWrong(const Case& c, const std::vector<uint8_t>& found, int64_t& fi
 }
 
 std::ostream& operator<<(std::ostream& out, const TensorShape& tensor) {
-  constexpr const char* kTypes[] = {"uint8", "int8", "int32", "float32"};
-  out << kTypes[static_cast<size_t>(tensor.type)] << "[";
+  out << TypeName(tensor.type) << "[";
   for (size_t i = 0; i < tensor.dims.size(); ++i) out << (i > 0 ? "," : "") << tensor.dims[i];
   return out << "]";
 }

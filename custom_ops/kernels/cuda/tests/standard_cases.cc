@@ -303,6 +303,61 @@ Case MakeUnary(Draw& draw) {
   return c;
 }
 
+// Makes infinite what is no number: which bits a NaN gets is the device's choice.
+template <typename Word>
+void KeepNumbers(std::vector<uint8_t>& bytes, Word exponent, Word mantissa) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(Word)) {
+    Word word = 0;
+    std::memcpy(&word, &bytes[at], sizeof word);
+    if ((word & exponent) == exponent) word &= static_cast<Word>(~mantissa);
+    std::memcpy(&bytes[at], &word, sizeof word);
+  }
+}
+
+Case MakeCast(Draw& draw) {
+  Case c;
+  const auto from = static_cast<ElementType>(draw.Int(0, 4));
+  const CastOp op{from == ElementType::kFloat ? ElementType::kFloat16 : ElementType::kFloat};
+  const Dims dims = draw.Shape(draw.Channels());
+  if (from == ElementType::kFloat && draw.Coin()) {
+    FeedReals(c, draw, dims);
+  } else {
+    FeedAny(c, draw, from, dims);  // any bits: numbers of all sizes, infinite ones
+    if (from == ElementType::kFloat16) KeepNumbers<uint16_t>(c.data[0], 0x7C00, 0x03FF);
+    if (from == ElementType::kFloat) KeepNumbers<uint32_t>(c.data[0], 0x7F800000, 0x007FFFFF);
+  }
+  c.y = OutputOf(StandardNode(op), c.fed);
+  c.node = op;
+  const auto convert = [&](auto x, auto&& converted) {
+    using To = decltype(converted(x));
+    std::vector<To> y;
+    for (size_t at = 0; at < c.data[0].size(); at += sizeof x) {
+      std::memcpy(&x, &c.data[0][at], sizeof x);
+      y.push_back(converted(x));
+    }
+    c.expected = Bytes(y);
+  };
+  const auto number = [](auto x) { return static_cast<float>(x); };
+  switch (from) {
+    case ElementType::kUInt8:
+      convert(uint8_t{}, number);
+      break;
+    case ElementType::kInt8:
+      convert(int8_t{}, number);
+      break;
+    case ElementType::kInt32:
+      convert(int32_t{}, number);
+      break;
+    case ElementType::kFloat16:
+      convert(uint16_t{}, FromHalf);
+      break;
+    case ElementType::kFloat:
+      convert(float{}, ToHalf);
+      break;
+  }
+  return c;
+}
+
 Dims Operand(Draw& draw, const Dims& y) {
   if (draw.Coin(0.3)) return y;
   Dims dims(y.begin() + draw.Int(0, static_cast<int64_t>(y.size())), y.end());
@@ -732,13 +787,21 @@ using Maker = std::function<Case(Draw&)>;
 
 const std::map<std::string, Maker>& Makers() {
   static const auto& makers = *new std::map<std::string, Maker>{
-      {"copy", MakeCopy},       {"transpose", MakeTranspose},
-      {"slice", MakeSlice},     {"split", MakeSplit},
-      {"pad", MakePad},         {"nearest", MakeNearest},
-      {"join", MakeJoin},       {"softmax", MakeSoftmax},
-      {"unary", MakeUnary},     {"float_binary", MakeFloatBinary},
-      {"float_gemm", MakeGemm}, {"float_conv", MakeConv},
-      {"float_pool", MakePool}, {"float_matmul", MakeMatmul},
+      {"copy", MakeCopy},
+      {"transpose", MakeTranspose},
+      {"slice", MakeSlice},
+      {"split", MakeSplit},
+      {"pad", MakePad},
+      {"nearest", MakeNearest},
+      {"join", MakeJoin},
+      {"softmax", MakeSoftmax},
+      {"cast", MakeCast},
+      {"unary", MakeUnary},
+      {"float_binary", MakeFloatBinary},
+      {"float_gemm", MakeGemm},
+      {"float_conv", MakeConv},
+      {"float_pool", MakePool},
+      {"float_matmul", MakeMatmul},
   };
   return makers;
 }
