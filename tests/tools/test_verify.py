@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 from tests.converter.graphs import image, output
 from tests.dialects.graphs import CASES
 from tests.dialects.graphs.builder import Built, Graph
+from tests.dialects.graphs.qonnx import CASES as QONNX_CASES
 from tests.numerics import random_nodes
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
@@ -346,3 +347,16 @@ def test_a_quantizer_that_was_moved_is_compared_behind_the_move():
     report = lowbit.verify(result.model, built.model, data=built.feed())
     assert report.ok
     assert not [node.note for node in report.nodes if node.note]
+
+
+@pytest.mark.parametrize("seed", [0, 56])
+def test_a_quantizer_that_was_moved_above_depth_to_space_explains_its_ties(seed):
+    """As in networks of super-resolution. Seed 56 has sums at ties, which stock rounds to the other side."""
+    built = QONNX_CASES["subpixel"].build(seed)
+    result = lowbit.convert(built.model)
+    report = lowbit.verify(result.model, built.model, data=built.feed(seed, **built.sizes[0]))
+    assert report.ok
+    assert not [node.note for node in report.nodes if node.note]
+    checks = {node.op_type: node for node in report.nodes}
+    assert checks["LowBitDepthToSpace"].equal == checks["LowBitConv"].elements
+    assert (checks["LowBitConv"].near_tie > 0) == (seed == 56)

@@ -282,7 +282,7 @@ class _Local:
         self.producer = {name: node for node in converted.graph.node for name in node.output}
         self.moves: dict[str, onnx.NodeProto] = {}  # by what they move whole
         for node in converted.graph.node:
-            if node.domain == "" and node.op_type in (*_RESHAPES, "Transpose"):
+            if (node.domain == "" and node.op_type in (*_RESHAPES, "Transpose")) or _is_depth_to_space(node):
                 self.moves.setdefault(node.input[0], node)
         stated = (*converted.graph.output, *converted.graph.value_info)  # an output may say nothing
         self.types = {value.name: value.type.tensor_type.elem_type for value in stated}
@@ -333,6 +333,13 @@ class _Local:
         found, move = originals.get(name), self.moves.get(name)
         if found is None and move is not None and move.op_type in _RESHAPES:
             found = self._expected(move.output[0], originals, None)
+        elif found is None and move is not None and shape is not None and _is_depth_to_space(move):
+            found = self._expected(move.output[0], originals, None)
+            if found is not None and found.size == math.prod(shape):
+                places = np.arange(found.size, dtype=np.int32).reshape(shape)
+                places = evaluate(move.op_type, attributes_of(move), [places])
+                moved, found = found, np.empty_like(found, shape=found.size)
+                found[places.ravel()] = moved.ravel()
         elif found is None and move is not None and shape is not None:
             perm = attributes_of(move).get("perm", [*range(len(shape))][::-1])
             found = self._expected(move.output[0], originals, [shape[axis] for axis in perm])
@@ -427,7 +434,11 @@ class _Local:
             raise LowBitError(f"its input '{name}' has no counterpart in the original")
         if node.domain == DOMAIN:
             inputs = [self._value(i, known) if i else None for i in node.input]
-            known[name] = evaluate(node.op_type, attributes_of(node), inputs)
+            made = evaluate(node.op_type, attributes_of(node), inputs)
+            # What moves it is fed the original's codes, too.
+            expected = self._expected(name, known, made.shape) if name in self.moves else None
+            fits = expected is not None and expected.dtype == made.dtype and expected.shape == made.shape
+            known[name] = expected if expected is not None and fits else made
         else:
             read = sorted(({i for i in node.input if i} | captured(node)) - set(self.constants))
             known.update(self._run_standard(node, {i: self._value(i, known) for i in read}))
@@ -496,6 +507,10 @@ class _Local:
         if stated:
             info.type.tensor_type.elem_type = stated
         return info
+
+
+def _is_depth_to_space(node: onnx.NodeProto) -> bool:
+    return bool(node.domain == DOMAIN and node.op_type == "LowBitDepthToSpace")
 
 
 def _between(
