@@ -882,8 +882,11 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
     using T = decltype(known);
     constexpr bool kIsTypical = HasInstance(std::is_same_v<T, std::tuple_element_t<0, Tiles>>);
     if constexpr (kStoresColumns<Column>) {
-      if constexpr (kIsTypical) return LaunchTile<LinesSource<T>, Column, T>(run, p, device);
-      run.Check(cudaErrorInvalidValue);
+      if constexpr (kIsTypical) {
+        LaunchTile<LinesSource<T>, Column, T>(run, p, device);
+      } else {
+        run.Check(cudaErrorInvalidValue);
+      }
     } else if constexpr (kMayUse<Column, T>) {
       if constexpr (kIsTypical) {
         if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
