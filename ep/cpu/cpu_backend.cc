@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/cpu/isa.h"
 #include "core/node_reader.h"
 #include "core/packed_weights.h"
+#include "core/processors.h"
 #include "core/status.h"
 #include "ep/cpu/move.h"
 #include "ep/cpu/team.h"
@@ -283,7 +283,7 @@ class CpuBackend final : public Backend {
   }
 
   CpuOptions options_;
-  const size_t processors_ = std::max(std::thread::hardware_concurrency(), 1u);  // the C library reads a file
+  const size_t processors_ = UsableProcessors();
 };
 
 }  // namespace

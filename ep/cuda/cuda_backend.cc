@@ -1,20 +1,16 @@
 #include "ep/cuda/cuda_backend.h"
 
-#ifdef __linux__
-#include <sched.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <functional>
 #include <initializer_list>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "core/node_reader.h"
 #include "core/nodes.h"
 #include "core/nodes/standard_nodes.h"
+#include "core/processors.h"
 #include "core/status.h"
 #include "ep/cuda/cuda_call.h"
 #include "ep/cuda/fusions.h"
@@ -136,17 +132,6 @@ std::vector<FusedNode> AsFused(std::span<const Node* const> nodes) {
     out.push_back({nodes[i]->op, reads});
   }
   return out;
-}
-
-// How many processors this process may run on, which is fewer than the machine has where it was told so
-// (taskset, containers).
-size_t UsableProcessors() {
-#ifdef __linux__
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<size_t>(std::max(CPU_COUNT(&set), 1));
-#endif
-  return std::max(std::thread::hardware_concurrency(), 1u);
 }
 
 class CudaBackend final : public Backend {

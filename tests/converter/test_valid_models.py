@@ -89,6 +89,50 @@ def test_loops_and_their_captured_codes() -> None:
     assert agrees(build).ops["LowBitConv"] == 1
 
 
+def test_a_loop_without_end_keeps_its_empty_inputs() -> None:
+    """It has neither a number of rounds nor a condition, which is said by empty names."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        y = g.qdq(y, yq)
+        values = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go", "go_on")]
+        round_ = helper.make_tensor_value_info("i", TensorProto.INT64, [])
+        nodes = [
+            helper.make_node("Constant", [], ["last"], value=helper.make_tensor("last", 7, [], [2])),
+            helper.make_node("Less", ["i", "last"], ["go_on"]),
+            helper.make_node("Relu", [y], ["row"]),
+        ]
+        row = helper.make_tensor_value_info("row", TensorProto.FLOAT, None)
+        body = helper.make_graph(nodes, "body", [round_, values[0]], [values[1], row])
+        output(g, g.node("Loop", ["", ""], body=body), 3, 2, 5, 4, 4)
+
+    assert agrees(build).ops["LowBitConv"] == 1
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+def test_a_dropout_that_drops_nothing_is_no_obstacle(training: bool | None) -> None:
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        operands = [] if training is None else [g.floats(0.0), g.const(np.asarray(training))]
+        y, _ = g.node("Dropout", [g.qdq(y, yq), *operands], outputs=2)
+        z, zq = conv(g, y, yq, channels=5)
+        output(g, g.qdq(z, zq), 2, 5, 2, 2)
+
+    assert agrees(build).ops["LowBitConv"] == (1 if training else 2)
+
+
+def test_what_is_written_about_an_output_stays() -> None:
+    """Behind an Identity, too, which is dropped."""
+
+    def build(g: Graph) -> None:
+        y, yq = conv(g, *image(g))
+        output(g, g.node("Identity", [g.qdq(y, yq)]), 2, 5, 4, 4)
+        g.outputs[0].doc_string = "what it is"
+
+    (info,) = agrees(build).result.model.graph.output
+    assert info.doc_string == "what it is"
+
+
 @pytest.mark.parametrize("said", ["no shape", "no type"])
 def test_outputs_that_say_little(said: str) -> None:
     """The codes that a Gemm, an Add and a Concat read are outputs of the model at the same time."""

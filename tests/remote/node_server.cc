@@ -145,7 +145,8 @@ Node ReadNode(Reader& in) {
   node.options.tuned = false;
   node.threads = in.Number<uint32_t>();
   node.options.threads = static_cast<int>(node.threads);
-  node.task_cycles = in.Number<double>();
+  const auto task_cycles = in.Number<double>();
+  if (task_cycles > 0) node.task_cycles = task_cycles;
 
   AttributeMap attributes;
   for (auto left = in.Number<uint32_t>(); left > 0; --left) {

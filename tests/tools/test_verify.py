@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 from tests.converter.graphs import image, output
 from tests.dialects.graphs import CASES
 from tests.dialects.graphs.builder import Built, Graph
+from tests.dialects.graphs.qonnx import CASES as QONNX_CASES
 from tests.numerics import random_nodes
 from tests.support import require_native
 from tests.tools.conftest import qdq_conv
@@ -346,3 +347,40 @@ def test_a_quantizer_that_was_moved_is_compared_behind_the_move():
     report = lowbit.verify(result.model, built.model, data=built.feed())
     assert report.ok
     assert not [node.note for node in report.nodes if node.note]
+
+
+@pytest.mark.parametrize("seed", [0, 56])
+def test_a_quantizer_that_was_moved_above_depth_to_space_explains_its_ties(seed):
+    """As in networks of super-resolution. Seed 56 has sums at ties, which stock rounds to the other side."""
+    built = QONNX_CASES["subpixel"].build(seed)
+    result = lowbit.convert(built.model)
+    report = lowbit.verify(result.model, built.model, data=built.feed(seed, **built.sizes[0]))
+    assert report.ok
+    assert not [node.note for node in report.nodes if node.note]
+    checks = {node.op_type: node for node in report.nodes}
+    assert checks["LowBitDepthToSpace"].equal == checks["LowBitConv"].elements
+    assert (checks["LowBitConv"].near_tie > 0) == (seed == 56)
+
+
+@pytest.mark.parametrize("name", ["between_relu_then_pool", "between_resize"])
+def test_what_chooses_codes_that_were_rounded_at_ties_is_explained(name):
+    """The quantizer of these was moved above what chooses: nothing of the original says what it read."""
+    built = QONNX_CASES[name].build(8)
+    result = lowbit.convert(built.model)
+    data = built.feed(8, **built.sizes[0])
+    report = lowbit.verify(result.model, built.model, data=data)
+    assert report.ok
+    (choosing,) = (n for n in report.nodes if n.op_type in ("LowBitMaxPool", "LowBitResize"))
+    assert choosing.near_tie > 0
+
+    (node,) = (n for n in result.model.graph.node if n.name == choosing.name)
+    (weights,) = (
+        t for t in result.model.graph.initializer if t.name == maker_of(result.model, node).input[2]
+    )
+    weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights) * 4, weights.name))
+    assert not lowbit.verify(result.model, built.model, data=data).ok
+
+
+def maker_of(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.NodeProto:
+    """What computes a node's first input."""
+    return next(each for each in model.graph.node if node.input[0] in each.output)

@@ -15,7 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from lowbit.frontends.expressions import fold_expressions
 from lowbit.graph.attributes import get_int
 from lowbit.graph.constants import constant
-from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_op, is_quantize
+from lowbit.graph.normal_form import NormalForm, Quantization, is_dequantize, is_identity, is_op, is_quantize
 from lowbit.graph.quantization import CODE_TYPES
 from lowbit.graph.reasons import for_each, has_to_stay
 from lowbit.graph.shapes import infer_shapes
@@ -48,20 +48,21 @@ def normalize(model: ir.Model) -> None:
 
 
 def _drop_identity(graph: ir.Graph, node: ir.Node) -> None:
-    """Removes an Identity of the main graph, or a Cast to the type that its input has.
+    """Removes an Identity or an idle Dropout of the main graph, or a Cast to the type that its input has.
 
     Those of subgraphs stay: there one may be how a branch returns a tensor of the graph around it. An output
     of the model takes the place of what it is equal to, unless that has a name which the user knows.
     """
     source, output = (node.inputs[0] if node.inputs else None), node.outputs[0]
     casts = is_op(node, "Cast") and source is not None and source.dtype == get_int(node, "to", 0)
-    if not (is_op(node, "Identity") or casts) or source is None:
+    if not (is_identity(node) or casts) or source is None:
         return
     if output.is_graph_output():
         if source.is_graph_input() or source.is_graph_output() or source.is_initializer():
             return
         name, output.name = output.name, f"{output.name}.dropped"
-        source.name = name
+        source.name, source.doc_string = name, output.doc_string
+        source.metadata_props.update(output.metadata_props)
     if source.type is None:
         source.type = output.type
     if source.shape is None:

@@ -122,6 +122,21 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
 
 
+def is_identity(node: ir.Node) -> bool:
+    """Whether a node does nothing but return its input: Identity, or a Dropout outside of training.
+
+    One of which somebody reads the mask as well is not.
+    """
+    if not node.inputs or node.inputs[0] is None:
+        return False
+    if is_op(node, "Identity"):
+        return True
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if not is_op(node, "Dropout") or not (training is None or scalar(training) == 0):
+        return False
+    return not any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+
+
 def is_quantize(node: ir.Node | None) -> bool:
     """QuantizeLinear of the standard or of ONNX Runtime's own domain."""
     return node is not None and node.op_type == "QuantizeLinear" and node.domain in _DOMAINS

@@ -43,3 +43,7 @@ def remove_unused_nodes(model: ir.Model) -> None:
                 for index in range(len(inner.inputs)):
                     inner.replace_input_with(index, None)
     RemoveUnusedNodesPass()(model)
+    for node in model.graph.all_nodes():
+        # The pass takes away the inputs at the end that are left empty. A Loop has two, given or not.
+        if node.op_type == "Loop" and node.domain == "" and len(node.inputs) < 2:
+            node.resize_inputs(2)

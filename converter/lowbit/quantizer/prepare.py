@@ -23,9 +23,17 @@ from onnx_ir.passes.common import (
 from lowbit.errors import LowBitError, ModelError
 from lowbit.frontends.load import Source, drop_overridable_initializers
 from lowbit.graph.attributes import get_float, get_int
-from lowbit.graph.constants import Array, add_initializer, constant, is_known, scalar
+from lowbit.graph.constants import Array, add_initializer, constant, is_known
 from lowbit.graph.evaluate import run_unoptimized
-from lowbit.graph.normal_form import NormalForm, dims_of, is_dequantize, is_op, is_quantizer, rank_of
+from lowbit.graph.normal_form import (
+    NormalForm,
+    dims_of,
+    is_dequantize,
+    is_identity,
+    is_op,
+    is_quantizer,
+    rank_of,
+)
 from lowbit.graph.opsets import NORMAL_FORM_OPSET, raise_opset
 from lowbit.graph.reasons import Refusal
 from lowbit.graph.shapes import infer_shapes
@@ -275,12 +283,7 @@ def _identities(model: ir.Model, _: str) -> tuple[ir.Model, int]:
     graph = model.graph
     before = len(graph)
     for node in list(graph):
-        if not is_op(node, "Dropout") or node.inputs[0] is None:
-            continue
-        training = node.inputs[2] if len(node.inputs) > 2 else None
-        if training is not None and scalar(training) != 0:
-            continue
-        if any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+        if not is_op(node, "Dropout") or not is_identity(node):
             continue
         node_is_output = node.outputs[0].is_graph_output()
         identity = ir.node("Identity", [node.inputs[0]], name=f"{node.name}.identity")

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <thread>
 
 #include "core/packed_weights.h"
+#include "core/processors.h"
 
 namespace lowbit {
 
@@ -14,7 +14,7 @@ constexpr uint64_t kNoTicket = 0;
 }
 
 size_t FewTasks() {
-  static const size_t tasks = std::clamp<size_t>(std::thread::hardware_concurrency(), 4, 16);
+  static const size_t tasks = std::clamp<size_t>(UsableProcessors(), 4, 16);
   return tasks;
 }
 

@@ -1,5 +1,9 @@
 #include "kernels/reference/conv_reference.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "core/epilogue.h"
 
 namespace lowbit {
@@ -7,7 +11,13 @@ namespace {
 
 class ReferenceConv final : public ConvKernel {
  public:
-  explicit ReferenceConv(const ConvSpec& spec) : spec_(spec) {}
+  explicit ReferenceConv(const ConvSpec& spec) : spec_(spec) {
+    const int64_t k = spec.geometry.K();
+    weights_.reserve(spec.weights.size());
+    for (int64_t i = 0; i < static_cast<int64_t>(spec.weights.size()); ++i)
+      weights_.push_back(static_cast<int16_t>(spec.WeightValue(i / k, i)));
+    spec_.weights = {};
+  }
 
   void Run(const ConvArgs& args, ThreadPool& pool) const override {
     const ConvShape& s = args.shape;
@@ -20,22 +30,9 @@ class ReferenceConv final : public ConvKernel {
   }
 
   size_t WorkspaceBytes(const ConvShape&) const override { return 0; }
-  size_t PackedBytes() const override { return spec_.weights.size(); }
+  size_t PackedBytes() const override { return weights_.size() * sizeof(int16_t); }
 
  private:
-  // v(x) of one code.
-  int64_t ActivationValue(const void* x, int64_t index) const {
-    switch (spec_.x.encoding) {
-      case Encoding::kUnsigned:
-        return int64_t{static_cast<const uint8_t*>(x)[index]} - spec_.x_zero_point;
-      case Encoding::kSigned:
-        return int64_t{static_cast<const int8_t*>(x)[index]} - spec_.x_zero_point;
-      case Encoding::kBipolar:
-        return 2 * int64_t{static_cast<const uint8_t*>(x)[index]} - 1;
-    }
-    return 0;
-  }
-
   // Which input pixel tap t of output pixel o reads, in one spatial dimension; -1: none, the tap contributes 0.
   //   Forward:     i = o * stride + t * dilation - pad.
   //   Transposed:  the i with  i * stride + t * dilation - pad == o.
@@ -50,13 +47,34 @@ class ReferenceConv final : public ConvKernel {
     return i >= 0 && i < size ? i : -1;
   }
 
-  // The sum is taken in int64; for codes inside their range it fits int32 (proved when the node was parsed),
-  // for others it wraps, as it would in any kernel.
+  // The sum of v(x) * v(w) over neighbouring channels, v(x) = scale * code - offset. For codes inside their range it fits
+  // int32 (proved when the node was parsed), for others it wraps, as it would in any kernel.
+  template <typename Code>
+  static uint32_t Sum(const Code* x, int32_t scale, int32_t offset, const int16_t* w, int64_t count) {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < count; ++i)
+      sum += static_cast<uint32_t>((scale * int32_t{x[i]} - offset) * int32_t{w[i]});
+    return sum;
+  }
+
+  uint32_t Sum(const void* x, int64_t first, int64_t weight, int64_t count) const {
+    const int16_t* w = weights_.data() + weight;
+    switch (spec_.x.encoding) {
+      case Encoding::kUnsigned:
+        return Sum(static_cast<const uint8_t*>(x) + first, 1, spec_.x_zero_point, w, count);
+      case Encoding::kSigned:
+        return Sum(static_cast<const int8_t*>(x) + first, 1, spec_.x_zero_point, w, count);
+      case Encoding::kBipolar:
+        return Sum(static_cast<const uint8_t*>(x) + first, 2, 1, w, count);
+    }
+    return 0;
+  }
+
   int32_t Accumulate(const ConvArgs& args, int64_t plane, int64_t oy, int64_t ox, int64_t c) const {
     const ConvGeometry& g = spec_.geometry;
     const ConvShape& s = args.shape;
     const int64_t first_channel = c / g.GroupOut() * g.GroupIn();
-    int64_t acc = spec_.bias[static_cast<size_t>(c)];
+    auto acc = static_cast<uint32_t>(spec_.bias[static_cast<size_t>(c)]);
     const int64_t n = plane / s.out_d, oz = plane % s.out_d;
     for (int64_t tap = 0; tap < g.Taps(); ++tap) {
       const int64_t tx = tap % g.kernel_w, ty = tap / g.kernel_w % g.kernel_h,
@@ -66,10 +84,7 @@ class ReferenceConv final : public ConvKernel {
       const int64_t ix = InputPixel(ox, tx, g.stride_w, g.dilation_w, g.pad_left, s.in_w);
       if (iz < 0 || iz >= s.in_d || iy < 0 || ix < 0) continue;
       const int64_t x = (((n * s.in_d + iz) * s.in_h + iy) * s.in_w + ix) * g.in_channels + first_channel;
-      const int64_t w = (c * g.Taps() + tap) * g.GroupIn();
-      for (int64_t i = 0; i < g.GroupIn(); ++i) {
-        acc += ActivationValue(args.x, x + i) * spec_.WeightValue(c, w + i);
-      }
+      acc += Sum(args.x, x, (c * g.Taps() + tap) * g.GroupIn(), g.GroupIn());
     }
     return static_cast<int32_t>(acc);
   }
@@ -93,7 +108,8 @@ class ReferenceConv final : public ConvKernel {
     }
   }
 
-  ConvSpec spec_;
+  ConvSpec spec_;                 // but for the weights
+  std::vector<int16_t> weights_;  // v(w)
 };
 
 std::string Accept(const ConvSpec&) { return {}; }

@@ -58,8 +58,8 @@ void RequantizeRows(const RequantizedRows& channels, const StoredRows& all) {
   using I = typename S::I;
   using F = typename S::F;
   constexpr bool kLine = kForm == RowForm::kLine, kAdds = kForm == RowForm::kSums || kLine;
-  constexpr int kGroups = (NV + 3) / 4,
-                kLast = NV - 4 * (kGroups - 1);  // of four vectors a pixel, the last one's
+  constexpr int kGroups = (NV + 3) / 4;  // of four vectors a pixel
+  [[maybe_unused]] constexpr int kLast = NV - 4 * (kGroups - 1);
   constexpr int kAtOnce = NV == 1 ? 4 : NV == 2 ? 2 : 1;
   const EpilogueView& e = *channels.output->epilogue;
   const size_t pitch = channels.output->pixel_step * e.channels;

@@ -159,7 +159,7 @@ cudaError_t LaunchHalo(const HaloParams& p, const ConvConfig& config, const Laun
     return std::visit(
         [&](auto tile_n, auto slab) {
           if constexpr (kMayFinish<kFinish, tile_n> &&
-                        HasInstance(kFinish == Finish::kIntegers || tile_n * slab == 32 * 64)) {
+                        HasInstance(IsSampled<kSigned, kFinish>(tile_n * slab == 32 * 64))) {
             return LaunchKernel<ConvHalo<tile_n, slab, kSigned, kFinish>>(
                 options,
                 {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes},

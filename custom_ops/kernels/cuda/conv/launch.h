@@ -146,14 +146,15 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
 template <Finish kFinish, int kTileN>
 inline constexpr bool kMayFinish = kFinish != Finish::kPlanesTail || kTileN % (kPlaneChannels / 2) == 0;
 
-// Whether a kernel has an instance. LOWBIT_CUDA_SAMPLE is for builds that show that device code compiles and that no GPU
-// runs, such as CI's: they have some shapes of tiles with every finish, and every shape with some.
-constexpr bool HasInstance([[maybe_unused]] bool is_in_sample) {
-#ifdef LOWBIT_CUDA_SAMPLE
-  return is_in_sample;
-#else
-  return true;
-#endif
+// What a sample has (HasInstance) of a family whose tiles are finished in many ways: one for each way that sums go, of a typical
+// tile. All finishes are in the sample of boxes_sm90.cu, by the same function (FinishTile).
+template <bool kSigned, Finish kFinish>
+constexpr bool IsSampled(bool is_typical) {
+  using enum Finish;
+  if (kFinish == kIntegers) return is_typical || !kSigned;
+  return is_typical && !kSigned &&
+         (kFinish == kThroughMemory || kFinish == kTailOfCluster || kFinish == kFloatsFromZero ||
+          kFinish == kFloatsAdding || kFinish == kPlanesTail || kFinish == kIntegersOfTail);
 }
 
 template <auto kKernel, typename... Params>

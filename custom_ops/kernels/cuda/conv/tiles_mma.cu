@@ -146,7 +146,7 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, bool vec
   constexpr int kStages = 3, kThreads = kWarpsM * kWarpsN * 32;
   const auto launch = [&](auto vector) {
     return WithGatheredFinish<false>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-      if constexpr (HasInstance(kTileM == 64 && kTileN == 64)) {
+      if constexpr (HasInstance(IsSampled<kSigned, kFinish>(vector == 16 && kTileM == 64 && kTileN == 64))) {
         return LaunchTiled<ConvMma<kTileM, kTileN, kWarpsM, kWarpsN, kStages, kSigned, vector, kFinish>>(
             p, config, options, kThreads);
       } else {

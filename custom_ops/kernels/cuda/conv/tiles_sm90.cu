@@ -25,7 +25,8 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
   return std::visit(
       [&](auto producers) {
         return WithGatheredFinish<true>(p, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
-          if constexpr (kMayFinish<kFinish, kTileN> && HasInstance(kTileM * kTileN == 64 * 64)) {
+          if constexpr (kMayFinish<kFinish, kTileN> &&
+                        HasInstance(IsSampled<kSigned, kFinish>(producers && kTileM * kTileN == 64 * 64))) {
             return LaunchTiled<ConvWgmma<kTileM, kTileN, kSigned, producers, kFinish>>(
                 p, config, options, kTileM * 2 + producers);
           } else {

@@ -173,7 +173,7 @@ cudaError_t LaunchWindows(const WindowsParams& p, const ConvConfig& config, cons
   return WithFinish<true>(finish, options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     return std::visit(
         [&](auto tile_m, auto tile_n) {
-          if constexpr (HasInstance(kFinish == Finish::kIntegers || tile_m * tile_n == 64 * 64)) {
+          if constexpr (HasInstance(IsSampled<kSigned, kFinish>(tile_m * tile_n == 64 * 64))) {
             return LaunchKernel<ConvWindows<tile_m, tile_n, kSigned, kFinish>>(
                 options,
                 {Dim((p.tiles * 64 + tile_m - 1) / tile_m, p.n_tiles, p.splits), tile_m * 2 + 32,

@@ -259,7 +259,7 @@ template <int kTileN, bool kHelped, bool kJoins>
 cudaError_t LaunchTile(const AffineConvParams& p, const ConvConfig& config, const LaunchOptions& options) {
   return WithFinish<true>(AffineFinishOf(p), options.x_signed, [&]<bool kSigned, Finish kFinish>() {
     if constexpr (HasAffineInstance(kFinish) && kHelped <= MayHelp(kFinish, kSigned) &&
-                  HasInstance(kFinish == Finish::kFloatsFromZero || kTileN == 64)) {
+                  HasInstance(!kSigned && (kFinish == Finish::kFloatsFromZero || (kTileN == 64 && kJoins)))) {
       return LaunchTiled<ConvAffined<kTileN, kHelped, kSigned, kJoins, kFinish>>(
           p, config, options, (kHelped ? 2 : 1) * kWarpgroup);
     } else {

@@ -601,8 +601,12 @@ cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, Finish kFinish, Finish kSecond = SecondOf(kFinish)>
 cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
-  return p.ranks > 1 ? LaunchMaker<kXSigned, kYSigned, true, kFinish, kSecond>(p, options)
-                     : LaunchMaker<kXSigned, kYSigned, false, kFinish, kSecond>(p, options);
+  if (p.ranks == 1) return LaunchMaker<kXSigned, kYSigned, false, kFinish, kSecond>(p, options);
+  if constexpr (HasInstance(IsSampled<kYSigned, kFinish>(true))) {
+    return LaunchMaker<kXSigned, kYSigned, true, kFinish, kSecond>(p, options);
+  } else {
+    return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace

@@ -880,10 +880,17 @@ template <typename Tiles, typename Column, typename Params>
 void LaunchProduct(const Run& run, const Params& p, int tile, const Device& device) {
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
+    constexpr bool kIsTypical = HasInstance(std::is_same_v<T, std::tuple_element_t<0, Tiles>>);
     if constexpr (kStoresColumns<Column>) {
-      LaunchTile<LinesSource<T>, Column, T>(run, p, device);
+      if constexpr (kIsTypical) {
+        LaunchTile<LinesSource<T>, Column, T>(run, p, device);
+      } else {
+        run.Check(cudaErrorInvalidValue);
+      }
     } else if constexpr (kMayUse<Column, T>) {
-      if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      if constexpr (kIsTypical) {
+        if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
+      }
       if constexpr (requires { typename T::TapSource; }) {
         if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }

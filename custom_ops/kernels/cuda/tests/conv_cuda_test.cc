@@ -122,9 +122,13 @@ class Generator : public cuda::Draws {
     return type;
   }
 
+  // One in twenty is the least or the largest. One word for each: tests draw millions.
   int32_t Code(const OperandType& type) {
-    if (Coin(0.05)) return Coin() ? type.MinCode() : type.MaxCode();
-    return static_cast<int32_t>(Int(type.MinCode(), type.MaxCode()));
+    const auto word = static_cast<uint32_t>(random_());
+    const int32_t least = type.MinCode(), largest = type.MaxCode();
+    if ((word & 0xFFu) < kRare) return (word & 0x100u) != 0 ? least : largest;
+    const uint32_t below = (word >> 16) * static_cast<uint32_t>(largest - least + 1);
+    return least + static_cast<int32_t>(below >> 16);
   }
 
   std::vector<uint8_t> Codes(const OperandType& type, int64_t count) {

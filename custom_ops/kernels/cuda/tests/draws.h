@@ -20,6 +20,8 @@ class Draws {
   }
 
  protected:
+  static constexpr uint32_t kRare = 13;  // of 256: one in twenty
+
   std::mt19937 random_;
 };
 

@@ -95,7 +95,9 @@ class Draw : public Draws {
     std::vector<uint8_t> out(static_cast<size_t>(count));
     const bool extreme = Coin(0.1);
     for (auto& c : out) {
-      c = extreme || Coin(0.05) ? Of<uint8_t>({0, 255, 127, 128}) : static_cast<uint8_t>(random_());
+      constexpr uint8_t kExtremes[] = {0, 255, 127, 128};
+      const auto word = static_cast<uint32_t>(random_());
+      c = extreme || (word & 0xFFu) < kRare ? kExtremes[word >> 8 & 3u] : static_cast<uint8_t>(word >> 16);
     }
     return out;
   }
