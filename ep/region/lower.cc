@@ -114,7 +114,8 @@ class Lowering {
       if (!IsLive(node) || node.outputs.size() != 1) continue;
       const size_t value = static_cast<size_t>(node.outputs[0]), reader = reader_[value];
       if (reads_[value] != 1 || reader == kNoNode) continue;
-      if (NamesReshape(graph_, node) || NamesReshape(graph_, graph_.nodes[reader]) || !Joins(n, reader)) continue;
+      if (NamesReshape(graph_, node) || NamesReshape(graph_, graph_.nodes[reader]) || !Joins(n, reader))
+        continue;
       fused_with_[reader].push_back(n);
       taken_[n] = true;
     }
