@@ -64,6 +64,17 @@ class ConvPlan {
   const ConvConfig& Config() const { return config_; }
   size_t WorkspaceBytes() const { return workspace_; }
 
+  // From now on codes are made that nothing is added to, by whichever kernel finishes sums.
+  void LeaveResidual() {
+    EpilogueParams& e = params_.epilogue;
+    e.has_residual = e.adds_behind_tail = e.adds_floats = false;
+    e.values = nullptr;
+    e.y_scale = e.first_scale;
+    e.y_zero_point = e.zero_point;
+    e.y_lo = e.lo;
+    e.y_hi = e.hi;
+  }
+
   void Launch(const void* x, const void* residual, void* y, void* workspace, Queue& queue,
               std::span<void* const> places) const {
     Require(places.size() == places_.list.size(), "a convolution stores codes in ", places_.list.size(),
@@ -223,17 +234,10 @@ std::shared_ptr<const ConvPlan> PlanWithoutResidual(std::shared_ptr<const Packed
   const ConvConfig config =
       conv->EpilogueOf().values != nullptr ? CandidateConfigs(*conv, shape).front() : ConvConfig();
   ConvLauncher launch = RowOf(config).launcher(conv->Problem(shape), config, conv->On());
-  return MakePlan(std::move(conv), shape, config,
-                  [launch = std::move(launch)](ConvParams p, const LaunchOptions& options) {
-                    EpilogueParams& e = p.epilogue;
-                    e.has_residual = e.adds_behind_tail = e.adds_floats = false;
-                    e.values = nullptr;
-                    e.y_scale = e.first_scale;
-                    e.y_zero_point = e.zero_point;
-                    e.y_lo = e.lo;
-                    e.y_hi = e.hi;
-                    return launch(p, options);
-                  });
+  auto plan = std::make_shared<ConvPlan>(std::move(conv), shape, config, std::move(launch), ConvPlaces(),
+                                         TensorPlanes());
+  plan->LeaveResidual();
+  return plan;
 }
 
 std::shared_ptr<const ConvPlan> PlanConv(const ConvSpec& spec, const ConvShape& shape, const Device& device) {

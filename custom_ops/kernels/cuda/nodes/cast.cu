@@ -1,6 +1,6 @@
 // Cast at the borders of a network: what it is fed as float16, 8-bit or 32-bit integers becomes float32, and float32 leaves
 // as float16. Bytes of memory bind it, so a thread moves four neighbours.
-#include "kernels/cuda/device/mma_float.cuh"
+#include "kernels/cuda/device/halves.cuh"
 #include "kernels/cuda/nodes/codes.cuh"
 #include "kernels/cuda/nodes/node_support.h"
 
