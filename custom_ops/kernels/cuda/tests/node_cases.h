@@ -126,6 +126,27 @@ std::vector<uint8_t> Bytes(const std::vector<T>& values) {
   return out;
 }
 
+// An element of a tensor as the number that it is.
+inline double NumberAt(const std::vector<uint8_t>& bytes, ElementType type, int64_t index) {
+  const auto read = [&](auto v) {
+    std::memcpy(&v, &bytes[static_cast<size_t>(index) * sizeof v], sizeof v);
+    return v;
+  };
+  switch (type) {
+    case ElementType::kUInt8:
+      return read(uint8_t{});
+    case ElementType::kInt8:
+      return read(int8_t{});
+    case ElementType::kInt32:
+      return read(int32_t{});
+    case ElementType::kFloat16:
+      return FromHalf(read(uint16_t{}));
+    case ElementType::kFloat:
+      return read(float{});
+  }
+  return 0;
+}
+
 // The kinds of node_cases.cc and standard_cases.cc. A draw throws Error where the shapes that it hit upon fit
 // no node; draw again then.
 std::span<const std::string> Kinds();

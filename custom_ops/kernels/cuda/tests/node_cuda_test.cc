@@ -92,16 +92,6 @@ std::ostream& operator<<(std::ostream& out, const TensorShape& tensor) {
   return out << "]";
 }
 
-double Number(const Case& c, const std::vector<uint8_t>& bytes, int64_t index) {
-  const auto i = static_cast<size_t>(index) * ElementSize(c.y.type);
-  if (c.y.type == ElementType::kFloat) {
-    float v = 0;
-    std::memcpy(&v, &bytes[i], sizeof v);
-    return v;
-  }
-  return c.y.type == ElementType::kInt8 ? static_cast<int8_t>(bytes[i]) : bytes[i];
-}
-
 bool Verify(const Case& c, const Buffer& y, const std::string& run) {
   const std::vector<uint8_t> found = y.Read();
   int64_t first = -1;
@@ -111,8 +101,8 @@ bool Verify(const Case& c, const Buffer& y, const std::string& run) {
   std::cout << "WRONG " << c.kind << " " << run << ": " << wrong << " of "
             << c.expected.size() / ElementSize(c.y.type) << " elements";
   if (first >= 0) {
-    std::cout << ", element " << first << " is " << Number(c, found, first) << ", expected "
-              << Number(c, c.expected, first);
+    std::cout << ", element " << first << " is " << NumberAt(found, c.y.type, first) << ", expected "
+              << NumberAt(c.expected, c.y.type, first);
   }
   std::cout << (overrun ? ", guard bytes overwritten" : "") << ";";
   for (const TensorShape& x : c.fed) std::cout << " " << x;

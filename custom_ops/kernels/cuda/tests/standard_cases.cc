@@ -328,33 +328,11 @@ Case MakeCast(Draw& draw) {
   }
   c.y = OutputOf(StandardNode(op), c.fed);
   c.node = op;
-  const auto convert = [&](auto x, auto&& converted) {
-    using To = decltype(converted(x));
-    std::vector<To> y;
-    for (size_t at = 0; at < c.data[0].size(); at += sizeof x) {
-      std::memcpy(&x, &c.data[0][at], sizeof x);
-      y.push_back(converted(x));
-    }
-    c.expected = Bytes(y);
-  };
-  const auto number = [](auto x) { return static_cast<float>(x); };
-  switch (from) {
-    case ElementType::kUInt8:
-      convert(uint8_t{}, number);
-      break;
-    case ElementType::kInt8:
-      convert(int8_t{}, number);
-      break;
-    case ElementType::kInt32:
-      convert(int32_t{}, number);
-      break;
-    case ElementType::kFloat16:
-      convert(uint16_t{}, FromHalf);
-      break;
-    case ElementType::kFloat:
-      convert(float{}, ToHalf);
-      break;
-  }
+  std::vector<float> y;
+  for (int64_t i = 0; i < Count(dims); ++i) y.push_back(static_cast<float>(NumberAt(c.data[0], from, i)));
+  std::vector<uint16_t> halves(y.size());
+  std::transform(y.begin(), y.end(), halves.begin(), ToHalf);
+  c.expected = op.to == ElementType::kFloat16 ? Bytes(halves) : Bytes(y);
   return c;
 }
 
