@@ -1,6 +1,7 @@
 #include "kernels/cuda/conv/bits.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/epilogue.h"
@@ -22,7 +23,24 @@ int64_t OnesOffset(const ConvGeometry& g) { return Steps(g) * Rows(g) * kBitRowB
 // than those of bytes nearly everywhere.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit == 1 && g.group == 1 && !g.transposed &&
-         g.in_channels % 64 == 0 && g.stride_h == 1 && g.stride_w == 1;
+         g.in_channels % 64 == 0 && g.stride_h * g.stride_w <= kMaxPhases;
+}
+bool HasStride(const ConvGeometry& g) { return g.stride_h != 1 || g.stride_w != 1; }
+// Those of all taps, in order.
+std::vector<TapPhase> Phases(const ConvGeometry& g) {
+  std::vector<TapPhase> phases;
+  for (int64_t tap = 0; tap < g.Taps(); ++tap) phases.push_back(PhaseOfTap(g, tap));
+  std::sort(phases.begin(), phases.end());
+  phases.erase(std::unique(phases.begin(), phases.end()), phases.end());
+  return phases;
+}
+// Taps as they follow each other along K, those of a phase in a row: the second word of a step lies behind the first one.
+std::vector<int64_t> TapsInOrder(const ConvGeometry& g) {
+  std::vector<int64_t> taps(static_cast<size_t>(g.Taps()));
+  std::iota(taps.begin(), taps.end(), int64_t{0});
+  std::stable_sort(taps.begin(), taps.end(),
+                   [&](int64_t a, int64_t b) { return PhaseOfTap(g, a) < PhaseOfTap(g, b); });
+  return taps;
 }
 
 bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits, const Device& device) {
@@ -35,16 +53,18 @@ int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
 }
 
 // Where the bits of the first row of B lie: byte and mask of each along K, steps being so far apart. The words of
-// channels come one after the other, each with all taps.
+// channels come one after the other, each with all taps (TapsInOrder).
 struct BitPlace {
   int64_t at;
   uint8_t mask;
 };
 std::vector<BitPlace> BitPlaces(const ConvGeometry& g, int64_t step_bytes) {
+  const std::vector<int64_t> taps = TapsInOrder(g);
   std::vector<BitPlace> places;
   for (int64_t tap = 0; tap < g.Taps(); ++tap) {
+    const int64_t in_order = std::find(taps.begin(), taps.end(), tap) - taps.begin();
     for (int64_t channel = 0; channel < g.in_channels; ++channel) {
-      const int64_t word = channel / kBitWord * g.Taps() + tap;
+      const int64_t word = channel / kBitWord * g.Taps() + in_order;
       const int bit = BitOfChannel(static_cast<int>(channel % kBitWord));
       places.push_back({word / 2 * step_bytes + word % 2 * 8 * kBitWordBytes + bit / 8,
                         static_cast<uint8_t>(1 << bit % 8)});
@@ -74,7 +94,7 @@ void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bit
 }
 
 constexpr const char* kNoFewBits =
-    "signed codes, weights or codes of more bits, a stride, or channels that are no multiple of 64";
+    "signed codes, weights or codes of more bits, large strides, or channels that are no multiple of 64";
 
 // Of one tap bytes are read once, and are no less to read than by kernels of bytes: cut by every block they were 1.1 to
 // 1.5 times as slow. A kernel of its own makes planes of them, which all blocks read.
@@ -86,7 +106,7 @@ ConvProblem AsRead(ConvProblem problem, bool packs) {
 }
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
-  if (Packs(problem) && !problem.IsFlat()) return "a padded window of one tap, of bytes";
+  if (Packs(problem) && !problem.IsFlat()) return "a padded window of one tap or a stride, of bytes";
   if (Packs(problem) && problem.has_places) return "codes that other tensors get, too";
   if (Packs(problem)) return Refuse(AsRead(problem, true), device);
   if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
@@ -103,12 +123,15 @@ int64_t Places(const HaloLine& line, const ConvConfig& config) {
   return int64_t{line.Rows(config.tile_m)} * line.pitch;
 }
 
+// Of a plane of a patch.
+int64_t PatchWords(const ConvGeometry& g) { return Words(g) * static_cast<int64_t>(Phases(g).size()); }
+
 // Behind weights, slots of bytes, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
   const HaloLine line = LineOf(problem);
   return Steps(problem.geometry) * BitStepBytes(config.tile_n) +
          int64_t{slots} * line.PlaneBytes(config.tile_m) +
-         config.stages * problem.x.bits * Words(problem.geometry) * Places(line, config) * kBitWordBytes;
+         config.stages * problem.x.bits * PatchWords(problem.geometry) * Places(line, config) * kBitWordBytes;
 }
 int64_t BytesWith(const ConvProblem& problem, const ConvConfig& config, int slots) {
   return 1024 + StagingOffset(problem, config, slots) + config.tile_m * (config.tile_n + 16);
@@ -154,7 +177,7 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
   const bool of_planes = problem.planes.x > 0;
   const double slabs = of_planes ? 1 : line.slabs,
-               patch = of_planes ? static_cast<double>(problem.x.bits * Words(problem.geometry) *
+               patch = of_planes ? static_cast<double>(problem.x.bits * PatchWords(problem.geometry) *
                                                        Places(line, config) * kBitWordBytes)
                                  : slabs * line.PlaneBytes(config.tile_m),
                cut = of_planes ? 0 : 0.012 * patch / tiles;
@@ -238,22 +261,35 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
   bits.w_shift = problem.w_bits.shift;
   bits.w_lowest = problem.w_bits.lowest;
   bits.k_tiles = static_cast<int>(Steps(g));
-  bits.words = static_cast<int>(Words(g));
+  const std::vector<TapPhase> phases = Phases(g);
+  bits.words = static_cast<int>(PatchWords(g));
   bits.places = static_cast<int>(Places(line, config));
   bits.slots = Slots(problem, config);
   bits.added_planes = problem.planes.added;
   const ConvShape& s = problem.shape;
   bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
+  bits.columns = static_cast<int>(line.w.size);
+  if (HasStride(g)) {
+    bits.phases = static_cast<int>(phases.size());
+    for (size_t i = 0; i < phases.size(); ++i) {
+      bits.phase_y[i] = static_cast<uint8_t>(phases[i].h);
+      bits.phase_x[i] = static_cast<uint8_t>(phases[i].w);
+    }
+    bits.pad_top = static_cast<int>(line.h.before);
+    bits.pad_left = static_cast<int>(line.w.before);
+  }
   if (problem.planes.x > 0 && problem.IsFlat()) {  // an image of rows of `pitch` pixels
     bits.images = 1;
-    bits.in_w = bits.out_w = bits.pitch;
+    bits.in_w = bits.out_w = bits.columns = bits.pitch;
     bits.in_h = bits.out_h = bits.image_rows;
   }
   // The place of each word along K from that of the tile.
   std::vector<int> from;
-  for (int word = 0; word < bits.words; ++word) {
-    for (int64_t tap = 0; tap < g.Taps(); ++tap) {
-      from.push_back(static_cast<int>(PlaceOfTap(g, line, tap)) + word * bits.places);
+  for (int64_t word = 0; word < Words(g); ++word) {
+    for (const int64_t tap : TapsInOrder(g)) {
+      const int64_t phase = std::find(phases.begin(), phases.end(), PhaseOfTap(g, tap)) - phases.begin(),
+                    of_patch = word * static_cast<int64_t>(phases.size()) + phase;
+      from.push_back(static_cast<int>(PlaceOfTap(g, line, tap) + of_patch * bits.places));
     }
   }
   if (from.size() % 2 == 1) from.push_back(from.back());  // times weights that are 0
@@ -276,7 +312,7 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
 const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
 
 const ConvRow kBitsRow = {
-    {"bits", "sm_90a", "stride 1, 1 bit of weights by 1 or 2 of codes: population counts on wgmma"},
+    {"bits", "sm_90a", "1 bit of weights by 1 or 2 of codes, strides on planes: population counts on wgmma"},
     {.refuse = Refuse,
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,

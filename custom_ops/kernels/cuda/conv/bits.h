@@ -1,5 +1,4 @@
-// Convolutions of stride 1 whose weights have one bit and whose codes have 1 or 2, as population counts on wgmma
-// (sm_90a).
+// Convolutions whose weights have one bit and whose codes have 1 or 2, as population counts on wgmma (sm_90a).
 #pragma once
 
 #include <algorithm>
@@ -24,6 +23,9 @@ inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
 // Of a code of two bits with a residual of two.
 inline constexpr int kBitProducts = 16;
 
+// Of pixels that strides set apart, those along both dims.
+inline constexpr int kMaxPhases = 16;
+
 // Slabs of bytes on their way to planes, or patches that come as planes.
 inline constexpr int kMaxBitSlots = 4;
 
@@ -42,8 +44,13 @@ struct BitsParams : HaloParams {
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
   const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
-  int words = 0, places = 0;      // of a plane of codes, of a word
+  int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
   int pixels = 0;                 // of the input, the last row of which may have fewer than in_w
+  int columns = 0;                // of a line that are pixels, behind pad_left others
+  // Of pixels, of each word of codes in a row (PhaseLine), which strides set apart: the first one's row and column; 0:
+  // windows have no stride, and pixels come as whole rows.
+  int phases = 0;
+  uint8_t phase_y[kMaxPhases] = {}, phase_x[kMaxPhases] = {};
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
   int added_planes = 0;  // of residuals; 0: a byte each

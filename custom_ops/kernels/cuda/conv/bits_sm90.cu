@@ -1,5 +1,4 @@
-// Convolutions of stride 1 whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a
-// product of 256 bits takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
+// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a product of 256 bits takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
 // w = lowest + 2^shift * b,
 //   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
 // and ones in the place of weights count the bits of q for the last term.
@@ -8,7 +7,8 @@
 // that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
 // 0 and counts nowhere.
 //
-// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; or as bytes, in the patches of
+// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; where windows have a stride, pixels
+// that far apart are put together, in images of their own, of which each tap has a pixel of one. Or as bytes, in the patches of
 // halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may come as planes,
 // too. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
 // codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
@@ -410,7 +410,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
 };
 
 // Patches of planes, one for each stage. Rows of the image are copied as they are, into lines whose other columns stay
-// 0; those above and below it are rows of zeros.
+// 0; those above and below it are rows of zeros. Those with strides are gathered pixel by pixel.
 template <int kTileN, int kBits, Finish kFinish>
 struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
   using Products = BitProducts<kTileN, kBits, kFinish>;
@@ -428,11 +428,19 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
         [&](int i, uint32_t target, uint32_t barrier) { this->FetchStep(i, target, barrier); },
         [&] {
           static_assert(kMaxBitSlots <= 4, "a warp for each stage");
-          if (own.warp >= min(bits.stages, patches)) return;
-          if (own.lane == 0) {
+          const int ahead = min(bits.stages, patches);
+          if (own.warp < ahead && own.lane == 0) {
             InitBarrier(full(own.warp), 1);
             FenceBarrierInit();
           }
+          if (bits.phases > 0) {  // all warps together, before the block goes on
+            WaitForPredecessors();
+            for (int i = 0; i < ahead; ++i)
+              GatherPatch(i, i, static_cast<int>(threadIdx.x), this->groups * kWarpgroup);
+            if (own.warp < ahead && own.lane == 0) Arrive(full(own.warp));
+            return;
+          }
+          if (own.warp >= ahead) return;
           __syncwarp();
           WaitForPredecessors();
           FetchPatch(own.warp, own.warp);
@@ -444,7 +452,13 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
 #pragma unroll 1
     for (int i = bits.stages; i < patches; ++i, to.Step(bits.stages)) {
       WaitBarrier(empty(to.stage), to.parity);
-      FetchPatch(i, to.stage);
+      if (bits.phases > 0) {
+        GatherPatch(i, to.stage, own.lane, 32);
+        __syncwarp();
+        if (own.lane == 0) Arrive(full(to.stage));
+      } else {
+        FetchPatch(i, to.stage);
+      }
       __syncwarp();
     }
   }
@@ -468,16 +482,47 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish> {
  private:
   // The columns of all lines that are none of the image.
   __device__ __forceinline__ void ClearColumns() const {
-    const int columns = bits.pitch - bits.in_w;
+    const int columns = bits.pitch - bits.columns;
     if (columns == 0) return;
     const int count = bits.stages * kBits * bits.words * bits.patch_rows * columns;
     uint8_t* const places = this->weights.data + this->all_planes;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
       const int line = i / columns, column = i - line * columns,
-                at = column < bits.pad_left ? column : column + bits.in_w;
+                at = column < bits.pad_left ? column : column + bits.columns;
       *reinterpret_cast<uint4*>(places + (line * bits.pitch + at) * kBitWordBytes) = make_uint4(0, 0, 0, 0);
     }
+    FenceAsyncProxy();
+  }
+
+  // By so many threads, of which this is one: eight for a line of a phase of a word. What they put there is there for
+  // products once they have met.
+  __device__ __forceinline__ void GatherPatch(int of_patch, int stage, int thread, int threads) const {
+    constexpr int kOfLine = 8;
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch),
+              count = lines * kBits * bits.words;
+    const uint32_t target =
+        this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes + bits.pad_left * kBitWordBytes;
+#pragma unroll 1
+    for (int i = thread / kOfLine; i < count; i += threads / kOfLine) {
+      const int to_word = i / lines, line = i - to_word * lines;
+      const int word = to_word / bits.phases, phase = to_word - word * bits.phases;
+      const auto start = PixelsOfPlaces::StartOf(bits, line0 + line);
+      const int y = start.y * bits.stride_h + bits.phase_y[phase];
+      const bool is_inside = start.y >= 0 && y < bits.in_h && start.image < bits.images;
+      const int64_t row = (static_cast<int64_t>(word) * bits.images + start.image) * bits.in_h + y;
+      const uint8_t* const from = bits.x + row * bits.in_w * kBitWordBytes;
+      const uint32_t to = target + to_word * this->word_bytes + line * bits.pitch * kBitWordBytes;
+#pragma unroll 1
+      for (int column = thread % kOfLine; column < bits.columns; column += kOfLine) {
+        const int x = column * bits.stride_w + bits.phase_x[phase];
+        const bool copies = is_inside && x < bits.in_w;
+        CopyAsyncOrZero<kBitWordBytes>(to + column * kBitWordBytes,
+                                       copies ? from + x * kBitWordBytes : bits.x, copies);
+      }
+    }
+    CommitCopies();
+    WaitForCopies<0>();
     FenceAsyncProxy();
   }
 

@@ -5,6 +5,17 @@
 #include "kernels/cuda/conv/conv_row.h"
 
 namespace lowbit::cuda {
+namespace {
+
+// What is at most a / b.
+int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -CeilDiv(-a, b); }
+
+PhaseLine PhasesAlong(int64_t size, int64_t stride, int64_t pad, int64_t kernel, int64_t dilation) {
+  const int64_t before = CeilDiv(pad, stride);
+  return {CeilDiv(size, stride), before, FloorDiv((kernel - 1) * dilation - pad, stride) + before};
+}
+
+}  // namespace
 
 std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   const ConvGeometry& g = problem.geometry;
@@ -13,7 +24,9 @@ std::string RefuseLine(const ConvProblem& problem, const Device& device) {
   if (!problem.tiled || !problem.requantizes || problem.integers_of_tail)
     return "codes are not rounded in registers";
   if (problem.has_w_zero) return "zero points of weights that leave int8";
-  if (g.stride_h != 1 || g.stride_w != 1) return "a stride";
+  const bool has_stride = g.stride_h != 1 || g.stride_w != 1;
+  if (has_stride && problem.planes.x == 0) return "a stride";
+  if (has_stride && problem.borders) return "a stride, and padding that is not 0";
   if (g.group != 1 || problem.repacks || problem.channels % 64 != 0) return "channels are no multiple of 64";
   if (problem.IsPadded() && problem.zero != 0 && !problem.borders) return "padding that is not 0";
   if (s.OutPixels() * s.in_h * s.in_w == 0) return "no pixels";
@@ -29,11 +42,13 @@ HaloLine LineOf(const ConvProblem& problem) {
   const ConvGeometry& g = problem.geometry;
   const ConvShape& s = problem.shape;
   const int64_t slab = problem.channels % 128 == 0 ? 128 : 64, step = problem.planes.x > 0 ? 1 : 128 / slab;
-  const int64_t reach_h = (g.kernel_h - 1) * g.dilation_h, reach_w = (g.kernel_w - 1) * g.dilation_w;
-  const int64_t pitch =
-      RoundUp(std::max({s.in_w + g.pad_left, s.out_w + reach_w - g.pad_left, s.out_w}), step);
-  const int64_t image_rows = std::max({s.in_h + g.pad_top, s.out_h + reach_h - g.pad_top, s.out_h});
   HaloLine line;
+  line.h = PhasesAlong(s.in_h, g.stride_h, g.pad_top, g.kernel_h, g.dilation_h);
+  line.w = PhasesAlong(s.in_w, g.stride_w, g.pad_left, g.kernel_w, g.dilation_w);
+  const auto length = [](const PhaseLine& of, int64_t outputs) {
+    return std::max({of.size + of.before, outputs + of.reach - of.before, outputs});
+  };
+  const int64_t pitch = RoundUp(length(line.w, s.out_w), step), image_rows = length(line.h, s.out_h);
   line.slab = static_cast<int>(slab);
   line.slabs = static_cast<int>(problem.channels / slab);
   if (problem.planes.x > 0 && problem.IsFlat()) {  // all pixels in a row, in rows of a tile
@@ -45,7 +60,7 @@ HaloLine LineOf(const ConvProblem& problem) {
   line.tiles = (s.batch * image_rows * pitch + 63) / 64;
   line.pitch = static_cast<int>(std::min(pitch, kMaxBytes));
   line.image_rows = static_cast<int>(std::min(image_rows, kMaxBytes));
-  line.reach = static_cast<int>(std::min(reach_h * pitch + reach_w, kMaxBytes));
+  line.reach = static_cast<int>(std::min(line.h.reach * pitch + line.w.reach, kMaxBytes));
   return line;
 }
 
@@ -76,8 +91,16 @@ HaloParams HaloParamsOf(const ConvProblem& problem, const ConvConfig& config, bo
   return h;
 }
 
+TapPhase PhaseOfTap(const ConvGeometry& g, int64_t tap) {
+  const auto phase = [](int64_t at, int64_t stride) { return at - FloorDiv(at, stride) * stride; };
+  return {phase(tap / g.kernel_w * g.dilation_h - g.pad_top, g.stride_h),
+          phase(tap % g.kernel_w * g.dilation_w - g.pad_left, g.stride_w)};
+}
+
 int64_t PlaceOfTap(const ConvGeometry& g, const HaloLine& line, int64_t tap) {
-  return tap / g.kernel_w * g.dilation_h * line.pitch + tap % g.kernel_w * g.dilation_w;
+  const int64_t y = FloorDiv(tap / g.kernel_w * g.dilation_h - g.pad_top, g.stride_h) + line.h.before,
+                x = FloorDiv(tap % g.kernel_w * g.dilation_w - g.pad_left, g.stride_w) + line.w.before;
+  return y * line.pitch + x;
 }
 
 int PatchFamily::BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config,

@@ -2,6 +2,7 @@
 // line of places that halo and windows lay an image out in.
 #pragma once
 
+#include <compare>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -33,10 +34,19 @@ struct HaloParams : TileParams, WindowParams {
   int steps = 0, step[2 * kMaxHaloWeights] = {};
 };
 
+// Along one dim of an image of which windows take every `stride`th pixel first: pixels of one phase, those that are a
+// stride apart, are an image of their own, which a tap has all its pixels of.
+struct PhaseLine {
+  int64_t size = 0;    // of a phase, at most
+  int64_t before = 0;  // pixels of it in front of the image
+  int64_t reach = 0;   // from the first tap to the last
+};
+
 // The line as cost models need it.
 struct HaloLine {
   int64_t tiles = 0;
   int pitch = 0, image_rows = 0, reach = 0, slab = 0, slabs = 0;
+  PhaseLine h, w;
 
   // Rows of a patch for tile_m outputs, which begin at a multiple of 64, and the bytes of one of its slabs.
   int Rows(int tile_m) const { return (pitch - std::gcd(pitch, 64) + tile_m - 1 + reach) / pitch + 1; }
@@ -64,7 +74,13 @@ struct PatchFamily {
  private:
   int BlocksAtOnce(const ConvProblem& problem, const ConvConfig& config, const Device& device) const;
 };
-// From a window's first place to that of a tap.
+// The phase of a tap's pixels, along the height and the width.
+struct TapPhase {
+  int64_t h = 0, w = 0;
+  auto operator<=>(const TapPhase&) const = default;
+};
+TapPhase PhaseOfTap(const ConvGeometry& g, int64_t tap);
+// From a window's first place to that of a tap, among the places of its phase.
 int64_t PlaceOfTap(const ConvGeometry& g, const HaloLine& line, int64_t tap);
 // What does not depend on how tiles are spread over blocks. slabs_first: `step` has the taps of a slab in a
 // row.

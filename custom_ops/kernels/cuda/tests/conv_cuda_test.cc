@@ -185,13 +185,19 @@ class Generator : public cuda::Draws {
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
     }
     const bool has_few_bits = kind == "bits" || kind == "planes";
-    if (kind == "windows" || has_few_bits) {  // of stride 1, over whole runs of channels
+    if (kind == "windows" || has_few_bits) {  // mostly of stride 1, over whole runs of channels
       s = {Int(1, 4), Int(3, 20), Coin(0.8) ? Int(3, 20) : Int(100, 260), 0, 0};
       g.in_channels = 64 * Int(1, 5);
       g.stride_h = g.stride_w = 1;
       if (Coin()) g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
     }
-    if (kind == "planes") g.out_channels = 64 * Int(1, 5);
+    if (kind == "planes") {
+      g.out_channels = 64 * Int(1, 5);
+      if (Coin(0.4)) {
+        g.stride_h = Int(1, 4);
+        g.stride_w = Int(1, 3);
+      }
+    }
     if (has_few_bits && Coin(0.3)) {  // pixels in a row
       g.kernel_h = g.kernel_w = 1;
       g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 0;
