@@ -253,18 +253,32 @@ void FindProducts(BitsParams& p) {
 
 ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
+  BitsParams bits = BitsParamsOf(problem, config);
+  bits.slots = Slots(problem, config);
+  bits.staging_offset = static_cast<int>(StagingOffset(problem, config, bits.slots));
+  bits.shares = ShareTiles(bits.tiles, kPatches.Blocks(problem, config, device));
+  return LauncherOf(bits, config,
+                    [problem](BitsParams p, const ConvConfig& of, const LaunchOptions& options) {
+                      FindConstants(problem, p);
+                      return LaunchBits(p, of, options);
+                    });
+}
+
+}  // namespace
+
+BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, int first_word) {
   const ConvGeometry& g = problem.geometry;
   const HaloLine line = LineOf(problem);
+  const std::vector<TapPhase> phases = Phases(g);
   BitsParams bits = {HaloParamsOf(problem, config, true)};
   bits.x_bits = problem.x.bits;
   bits.rows = static_cast<int>(Rows(g));
   bits.w_shift = problem.w_bits.shift;
   bits.w_lowest = problem.w_bits.lowest;
-  bits.k_tiles = static_cast<int>(Steps(g));
-  const std::vector<TapPhase> phases = Phases(g);
-  bits.words = static_cast<int>(PatchWords(g));
+  bits.own_steps = bits.k_tiles = static_cast<int>(Steps(g));
+  bits.words = bits.patch_words = static_cast<int>(PatchWords(g));
+  bits.first_word = first_word;
   bits.places = static_cast<int>(Places(line, config));
-  bits.slots = Slots(problem, config);
   bits.added_planes = problem.planes.added;
   const ConvShape& s = problem.shape;
   bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
@@ -278,7 +292,7 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
     bits.pad_top = static_cast<int>(line.h.before);
     bits.pad_left = static_cast<int>(line.w.before);
   }
-  if (problem.planes.x > 0 && problem.IsFlat()) {  // an image of rows of `pitch` pixels
+  if (problem.IsLine()) {  // an image of rows of `pitch` pixels
     bits.images = 1;
     bits.in_w = bits.out_w = bits.columns = bits.pitch;
     bits.in_h = bits.out_h = bits.image_rows;
@@ -288,26 +302,24 @@ ConvLauncher Launcher(const ConvProblem& given, const ConvConfig& config, const 
   for (int64_t word = 0; word < Words(g); ++word) {
     for (const int64_t tap : TapsInOrder(g)) {
       const int64_t phase = std::find(phases.begin(), phases.end(), PhaseOfTap(g, tap)) - phases.begin(),
-                    of_patch = word * static_cast<int64_t>(phases.size()) + phase;
+                    of_patch = first_word + word * static_cast<int64_t>(phases.size()) + phase;
       from.push_back(static_cast<int>(PlaceOfTap(g, line, tap) + of_patch * bits.places));
     }
   }
   if (from.size() % 2 == 1) from.push_back(from.back());  // times weights that are 0
-  for (int step = 0; step < bits.k_tiles; ++step) {
+  for (int step = 0; step < bits.own_steps; ++step) {
     const int first = from[static_cast<size_t>(step) * 2], second = from[static_cast<size_t>(step) * 2 + 1];
     bits.step[step] = first | (second - first) << 16;
   }
-  bits.staging_offset = static_cast<int>(StagingOffset(problem, config, bits.slots));
-  bits.shares = ShareTiles(bits.tiles, kPatches.Blocks(problem, config, device));
-  return LauncherOf(bits, config,
-                    [ones = OnesOffset(g)](BitsParams p, const ConvConfig& of, const LaunchOptions& options) {
-                      p.ones = p.weights + ones;
-                      FindProducts(p);
-                      return LaunchBits(p, of, options);
-                    });
+  return bits;
 }
 
-}  // namespace
+void FindConstants(const ConvProblem& problem, BitsParams& p) {
+  p.ones = p.weights + OnesOffset(problem.geometry);
+  FindProducts(p);
+}
+
+int64_t BitWordsOfPatch(const ConvProblem& problem) { return PatchWords(problem.geometry); }
 
 const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
 

@@ -8,6 +8,7 @@
 
 namespace lowbit::cuda {
 
+struct ConvProblem;
 struct WeightLayout;
 
 extern const ConvRow kBitsRow;
@@ -38,15 +39,19 @@ constexpr int MaxBitTiles(int tile_n, int x_bits) {
 }
 
 // step[i]: of each step, where the first word's place is from that of the tile, and how much further the second
-// word's, in places; the one in the low half, the other in the high one. k_tiles: steps.
+// word's, in places; the one in the low half, the other in the high one. k_tiles: steps that a block has weights of,
+// those of a pair's other product behind its own.
 struct BitsParams : HaloParams {
+  int own_steps = 0;
   int x_bits = 1;                 // of the instance
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
   const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
   int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
-  int pixels = 0;                 // of the input, the last row of which may have fewer than in_w
-  int columns = 0;                // of a line that are pixels, behind pad_left others
+  // Of a plane of a patch, with those of a pair's other product; where in a patch a product's own begin.
+  int patch_words = 0, first_word = 0;
+  int pixels = 0;   // of the input, the last row of which may have fewer than in_w
+  int columns = 0;  // of a line that are pixels, behind pad_left others
   // Of pixels, of each word of codes in a row (PhaseLine), which strides set apart: the first one's row and column; 0:
   // windows have no stride, and pixels come as whole rows.
   int phases = 0;
@@ -62,6 +67,14 @@ struct BitsParams : HaloParams {
       false;  // first codes are told by EpilogueParams::steps, which stand in the place of the bias
   uint32_t products[kMostPlanes][kBitProducts] = {};
 };
+
+// What a problem of planes gives, whose words lie in a patch from first_word on, but for what depends on how tiles are
+// spread over blocks.
+BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, int first_word = 0);
+// What follows from the constants of the node, which `params` has.
+void FindConstants(const ConvProblem& problem, BitsParams& params);
+// Of a plane of a patch.
+int64_t BitWordsOfPatch(const ConvProblem& problem);
 
 // Bytes of codes to planes of bits.
 struct PackPlanesParams {

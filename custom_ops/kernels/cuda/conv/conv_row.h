@@ -52,6 +52,7 @@ struct ConvProblem {
   bool borders = false;      // EpilogueParams::border
   bool has_places = false;   // EpilogueParams::places
   TensorPlanes planes = {};  // what the input, the codes and the residuals are
+  bool keeps_rows = false;   // planes of an image are read row by row, though they need not be
 
   // Four times what is read outside of the image.
   uint32_t Fill() const { return zero == kNoCode ? 0 : static_cast<uint32_t>(zero & 255) * 0x01010101u; }
@@ -65,6 +66,8 @@ struct ConvProblem {
   bool IsFlat() const {
     return geometry.Taps() == 1 && geometry.stride_h == 1 && geometry.stride_w == 1 && !IsPadded();
   }
+  // Whether planes are read as pixels in a row, whatever image they are of.
+  bool IsLine() const { return planes.x > 0 && IsFlat() && !keeps_rows; }
 };
 
 // Enqueues a kernel, of whose parameters these are the common ones.

@@ -51,7 +51,7 @@ HaloLine LineOf(const ConvProblem& problem) {
   const int64_t pitch = RoundUp(length(line.w, s.out_w), step), image_rows = length(line.h, s.out_h);
   line.slab = static_cast<int>(slab);
   line.slabs = static_cast<int>(problem.channels / slab);
-  if (problem.planes.x > 0 && problem.IsFlat()) {  // all pixels in a row, in rows of a tile
+  if (problem.IsLine()) {  // all pixels in a row, in rows of a tile
     line.tiles = CeilDiv(problem.m, 64);
     line.pitch = 64;
     line.image_rows = static_cast<int>(std::min(line.tiles, kMaxBytes));

@@ -207,6 +207,10 @@ std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const Resi
   return RankConfigs(ProblemOf(pair, shapes), pair.second->On());
 }
 
+double EstimateMicroseconds(const ResidualPair& pair, const ResidualPairShapes& shapes) {
+  return EstimateOfBest(ProblemOf(pair, shapes), pair.second->On());
+}
+
 std::shared_ptr<const ResidualPairPlan> PlanResidualPair(const ResidualPair& pair,
                                                          const ResidualPairShapes& shapes,
                                                          const ConvConfig& config) {

@@ -23,6 +23,8 @@ struct ResidualPairShapes {
 // Every configuration that computes both in one kernel exactly on this device, and kSeparateKernels; the
 // cost model's choice first.
 std::vector<ConvConfig> ResidualPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes);
+// Of the first of these.
+double EstimateMicroseconds(const ResidualPair& pair, const ResidualPairShapes& shapes);
 
 class ResidualPairPlan;
 // Throws Error where `config` is none of the first kind.

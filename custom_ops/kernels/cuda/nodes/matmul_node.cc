@@ -9,6 +9,7 @@
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/bit_pair.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -52,6 +53,13 @@ NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residua
   return MakePlan(PlanConfig(*plan).Text(), launch, PlanWorkspaceBytes(*plan));
 }
 
+// What a choice of kernels depends on.
+std::string PlanesText(const TensorPlanes& planes) {
+  if (planes == TensorPlanes{}) return "";
+  const std::string added = planes.added > 0 ? "+" + std::to_string(planes.added) : "";
+  return " planes " + std::to_string(planes.x) + added + ">" + std::to_string(planes.y);
+}
+
 class PackedMatmul final : public PackedNode {
  public:
   PackedMatmul(const MatmulNode& node, const Device& device, ConvChooser choose,
@@ -78,7 +86,7 @@ class PackedMatmul final : public PackedNode {
     };
     // Nothing to compute, nothing to choose.
     if (!choose_ || shape.OutPixels() == 0) return plan(std::nullopt);
-    return plan(choose_({ShapeText(shape) + stored_.Text() + PlanesText() + HalvesText(),
+    return plan(choose_({ShapeText(shape) + stored_.Text() + PlanesText(planes_) + HalvesText(),
                          CandidateConfigs(*conv_, shape, stored_.Count() > 0, planes_),
                          plan,
                          {fed.begin(), fed.end()},
@@ -129,12 +137,6 @@ class PackedMatmul final : public PackedNode {
   std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
 
  private:
-  // What a choice of kernels depends on.
-  std::string PlanesText() const {
-    if (planes_ == TensorPlanes{}) return "";
-    const std::string added = planes_.added > 0 ? "+" + std::to_string(planes_.added) : "";
-    return " planes " + std::to_string(planes_.x) + added + ">" + std::to_string(planes_.y);
-  }
   std::string HalvesText() const {
     return std::string(halves_.Has(1) ? " adds float16" : "") + (halves_.y ? " to float16" : "");
   }
@@ -302,16 +304,28 @@ class PackedResidualPair final : public PackedNode {
     // The first node's output has the dims of the second's.
     const TensorShape second_fed[] = {fed[1], y};
     const auto plan = [&](const ConvConfig& config) {
+      if (config.kernel == &kBitPairKernel) {
+        return MakePlan(config.Text(), [fused = PlanBitPair(pair, shapes, config)](const Run& run) {
+          LaunchBitPair(*fused, run.fed[0], run.fed[1], run.y, run.queue);
+        });
+      }
       if (config.kernel != &kResidualPairKernel) {
-        return PlanInTurn(first_.Plan(fed.first(1), y), second_.Plan(second_fed, y), ElementCount(y.dims));
+        const bool is_in_planes = planes_ != TensorPlanes{};
+        const int between = is_in_planes ? PlanesBetween(pair, shapes, planes_) : 0;
+        return PlanInTurn(first_.InPlanes({planes_.x, between})->Plan(fed.first(1), y),
+                          second_.InPlanes({planes_.added, planes_.y, between})->Plan(second_fed, y),
+                          ElementCount(y.dims));
       }
       return MakePlan(config.Text(), [fused = PlanResidualPair(pair, shapes, config)](const Run& run) {
         LaunchResidualPair(*fused, run.fed[0], run.fed[1], run.y, run.queue);
       });
     };
-    const std::vector<ConvConfig> configs = ResidualPairConfigs(pair, shapes);
+    const std::vector<ConvConfig> configs =
+        planes_ == TensorPlanes{} ? ResidualPairConfigs(pair, shapes) : BitPairConfigs(pair, shapes, planes_);
+    Require(!configs.empty(),
+            "two convolutions have no kernels for their planes; let them read and store bytes");
     if (!choose_) return plan(configs.front());
-    return plan(choose_({ShapeText(shapes.first) + "+" + ShapeText(shapes.second),
+    return plan(choose_({ShapeText(shapes.first) + "+" + ShapeText(shapes.second) + PlanesText(planes_),
                          configs,
                          plan,
                          {fed.begin(), fed.end()},
@@ -324,9 +338,27 @@ class PackedResidualPair final : public PackedNode {
   }
   std::vector<uint8_t> Packed() const override { return Joined(first_, second_); }
 
+  int PlanesRead() const override { return first_.PlanesRead(); }
+  // What the second reads.
+  bool AddsPlanes(int planes) const override { return second_.PlanesRead() == planes; }
+  std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
+    if (fed.size() < 2) return std::nullopt;
+    const ResidualPairShapes shapes{first_.ShapeOf(fed[0]), second_.ShapeOf(fed[1])};
+    if (shapes.second.OutPixels() == 0) return std::nullopt;
+    const ResidualPair pair{first_.Conv(), second_.Conv()};
+    return planes == TensorPlanes{} ? EstimateMicroseconds(pair, shapes)
+                                    : EstimateMicroseconds(pair, shapes, planes);
+  }
+  PackedNodePtr InPlanes(const TensorPlanes& planes) const override {
+    auto in_planes = std::make_unique<PackedResidualPair>(*this);
+    in_planes->planes_ = planes;
+    return in_planes;
+  }
+
  private:
   ConvChooser choose_;
   PackedMatmul first_, second_;
+  TensorPlanes planes_;  // added: of what the second is fed
 };
 
 class PackedAffineConv final : public PackedNode {

@@ -33,6 +33,7 @@
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/bit_pair.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
 #include "kernels/cuda/fused/residual_pair.h"
@@ -347,6 +348,53 @@ class Generator : public cuda::Draws {
                spec.epilogue.has_residual != is_second);
     }
     pair.second.epilogue.residual_signed = pair.first.epilogue.y_signed;
+    pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
+    return pair;
+  }
+
+  // Two 1x1 convolutions of codes of one bit, of which either may have a stride, to codes of one bit; mostly such as have a
+  // kernel together.
+  ResidualPairCase MakeBitPair(const cuda::Device& device) {
+    ResidualPairCase pair = DrawBitPair();
+    const auto is_one = [&] {
+      const auto configs = cuda::BitPairConfigs(
+          {cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)}, pair.shapes, {1, 1, 1});
+      return configs.size() > 1;
+    };
+    for (int i = 0; i < 40 && !is_one(); ++i) pair = DrawBitPair();
+    return pair;
+  }
+  ResidualPairCase DrawBitPair() {
+    ResidualPairCase pair;
+    const int64_t batch = Int(1, 4), out_channels = 64 * Int(1, 5);
+    const int64_t out_h = Int(1, 20), out_w = Coin(0.8) ? Int(1, 20) : Int(60, 140);
+    const bool has_strides = Coin(0.7);
+    for (const bool is_second : {false, true}) {
+      ConvSpec& spec = is_second ? pair.second : pair.first;
+      ConvGeometry& g = spec.geometry;
+      g.in_channels = 64 * Int(1, 5);
+      g.out_channels = out_channels;
+      if (has_strides && Coin(is_second ? 0.2 : 0.9)) {
+        g.stride_h = Int(1, 3);
+        g.stride_w = Int(1, 3);
+      }
+      (is_second ? pair.shapes.second : pair.shapes.first) = {
+          batch, (out_h - 1) * g.stride_h + 1 + Int(0, g.stride_h - 1),
+          (out_w - 1) * g.stride_w + 1 + Int(0, g.stride_w - 1), out_h, out_w};
+      Types(spec);
+      Values(spec);
+      spec.x = {1, Encoding::kUnsigned};
+      spec.x_zero_point = Code(spec.x);
+      spec.w = {1, Coin() ? Encoding::kSigned : Encoding::kBipolar};
+      spec.weights = Codes(spec.w, g.out_channels * g.K());
+      spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
+      do {
+        spec.epilogue = {};
+        MakeEpilogue(spec);
+      } while (spec.epilogue.has_residual != is_second || !BecomesFewCodes(spec.epilogue) ||
+               spec.epilogue.y_hi != 1);
+    }
+    pair.second.epilogue.residual_signed = false;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
     return pair;
   }
@@ -1304,29 +1352,37 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   return equal;
 }
 
-// Both products in one kernel against one after the other.
+// Both products in one kernel against one after the other. `in_planes`: what is read and made lies in planes of a bit.
 bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const cuda::Device& device,
-                      std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+                      std::map<std::string, Counts>& by, size_t most, const std::string& text,
+                      bool in_planes = false) {
   const auto [first_shape, second_shape] = pair.shapes;
   const int64_t outputs = second_shape.OutPixels() * pair.second.geometry.out_channels;
   constexpr size_t guard = 256;
   const auto codes = [&](const ConvSpec& spec, const ConvShape& s) {
     return generator.Codes(spec.x, s.batch * s.in_h * s.in_w * spec.geometry.in_channels);
   };
-  const std::vector<uint8_t> first_x = codes(pair.first, first_shape),
-                             second_x = codes(pair.second, second_shape);
-  const size_t y_bytes = static_cast<size_t>(outputs);
-  std::vector<uint8_t> between(y_bytes), expected(y_bytes), found(y_bytes + guard);
+  std::vector<uint8_t> first_x = codes(pair.first, first_shape), second_x = codes(pair.second, second_shape);
+  std::vector<uint8_t> between(static_cast<size_t>(outputs)), expected(static_cast<size_t>(outputs));
   Threads pool;
   ReferenceRows()[0].create(pair.first)->Run({first_shape, first_x.data(), nullptr, between.data()}, pool);
   ReferenceRows()[0]
       .create(pair.second)
       ->Run({second_shape, second_x.data(), between.data(), expected.data()}, pool);
 
+  if (in_planes) {
+    first_x = cuda::AsPlanes(first_x, pair.first.geometry.in_channels, 1);
+    second_x = cuda::AsPlanes(second_x, pair.second.geometry.in_channels, 1);
+    expected = cuda::AsPlanes(expected, pair.second.geometry.out_channels, 1);
+  }
+  const size_t y_bytes = expected.size();
+  std::vector<uint8_t> found(y_bytes + guard);
+
   const cuda::ResidualPair packed{cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)};
-  std::vector<cuda::ConvConfig> configs = cuda::ResidualPairConfigs(packed, pair.shapes);
+  std::vector<cuda::ConvConfig> configs = in_planes ? cuda::BitPairConfigs(packed, pair.shapes, {1, 1, 1})
+                                                    : cuda::ResidualPairConfigs(packed, pair.shapes);
   std::erase_if(configs, [&](const auto& c) {
-    return c.kernel != &cuda::kResidualPairKernel || c.Text().find(text) == std::string::npos;
+    return c.kernel == &cuda::kSeparateKernels || c.Text().find(text) == std::string::npos;
   });
   while (configs.size() > most) {
     configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
@@ -1337,18 +1393,24 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
   Check(cudaMemcpy(device_second.Get(), second_x.data(), second_x.size(), cudaMemcpyHostToDevice), "copy x");
   bool equal = true;
   for (const cuda::ConvConfig& config : configs) {
-    const auto plan = cuda::PlanResidualPair(packed, pair.shapes, config);
+    const auto of_bytes = in_planes ? nullptr : cuda::PlanResidualPair(packed, pair.shapes, config);
+    const auto of_bits = in_planes ? cuda::PlanBitPair(packed, pair.shapes, config) : nullptr;
     Check(cudaMemset(device_y.Get(), 0xA5, y_bytes + guard), "poison");
     const auto launch = [&](cuda::Queue& queue, bool moved) {
-      cuda::LaunchResidualPair(*plan, device_first.Get(), moved ? elsewhere.Get() : device_second.Get(),
-                               moved ? elsewhere.Get() : device_y.Get(), queue);
+      const void* const second_from = moved ? elsewhere.Get() : device_second.Get();
+      void* const to = moved ? elsewhere.Get() : device_y.Get();
+      if (in_planes) {
+        cuda::LaunchBitPair(*of_bits, device_first.Get(), second_from, to, queue);
+      } else {
+        cuda::LaunchResidualPair(*of_bytes, device_first.Get(), second_from, to, queue);
+      }
     };
     Run(launch, generator.Of({Way::kStream, Way::kStream, Way::kGraph, Way::kUpdatedGraph}),
         generator.Coin());
     SynchronizeOrExit("pair " + config.Text());
     Check(cudaMemcpy(found.data(), device_y.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
-    Counts& counts = by["pair_" + std::to_string(config.tile_m) + "x" + std::to_string(config.tile_n) +
-                        (config.keeps_weights ? "_kept" : "") +
+    Counts& counts = by[(in_planes ? "bit_pair_" : "pair_") + std::to_string(config.tile_m) + "x" +
+                        std::to_string(config.tile_n) + (config.keeps_weights ? "_kept" : "") +
                         (pair.first.epilogue.kind == EpilogueKind::kTail ? "_tail" : "")];
     ++counts.runs;
     int64_t wrong = 0, at = -1;
@@ -1357,12 +1419,12 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
       if (at < 0) at = static_cast<int64_t>(i);
       ++wrong;
     }
-    const bool overrun =
-        std::any_of(found.begin() + outputs, found.end(), [](uint8_t b) { return b != 0xA5; });
+    const bool overrun = std::any_of(found.begin() + static_cast<int64_t>(y_bytes), found.end(),
+                                     [](uint8_t b) { return b != 0xA5; });
     if (wrong == 0 && !overrun) continue;
     equal = false;
     ++counts.wrong_runs;
-    std::cout << "WRONG " << config.Text() << ": " << wrong << " of " << outputs << " elements, first " << at
+    std::cout << "WRONG " << config.Text() << ": " << wrong << " of " << y_bytes << " elements, first " << at
               << (overrun ? ", guard bytes overwritten" : "");
     for (const bool is_second : {false, true}) {
       const ConvGeometry& g = (is_second ? pair.second : pair.first).geometry;
@@ -1888,6 +1950,9 @@ int main(int argc, char** argv) {
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "pair") && i < per_class; ++i, ++nodes) {
       if (!TestResidualPair(generator.MakeResidualPair(), generator, device, by, most, text)) ++wrong;
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "bit pair") && i < per_class; ++i, ++nodes) {
+      if (!TestResidualPair(generator.MakeBitPair(device), generator, device, by, most, text, true)) ++wrong;
     }
     if (only_kind.empty() || only_kind == "chain") {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {

@@ -1,0 +1,539 @@
+// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a product of 256 bits
+// takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
+// w = lowest + 2^shift * b,
+//   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
+// and ones in the place of weights count the bits of q for the last term.
+//
+// 128 channels of a place are a word of 16 bytes of each plane, the words of neighbouring places lie side by side, so
+// that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
+// 0 and counts nowhere.
+//
+// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; where windows have a stride,
+// pixels that far apart are put together, in images of their own, of which each tap has a pixel of one. Or as bytes, in
+// the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may
+// come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
+// codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
+#pragma once
+
+#include "kernels/cuda/conv/bits.h"
+#include "kernels/cuda/conv/halo_patches.cuh"
+
+namespace lowbit::cuda {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The sum of 2^i * counts[i][at].
+template <int kBits, int kSums>
+__device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int at) {
+  return kBits == 1 ? counts[0][at] : counts[0][at] + 2 * counts[kBits - 1][at];
+}
+
+// What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the codes,
+// of one bit, of another product (kPlanesSteps).
+template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
+struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
+  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
+  using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::row,
+      Patches::tile, Patches::tiles, Patches::weights;
+  static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
+                       kStepBytes = BitStepBytes(kTileN);
+  // Of each plane of codes; behind a thread's sums of channels those of rows of ones.
+  using Counts = int[kBits][kSums + kOnesRows / 2];
+  // Of a tile, where it has no whole one half of a word.
+  static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
+                       kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
+  static constexpr bool kMayAdd = kFinish == Finish::kPlanesAdding || kFinish == Finish::kPlanesSteps ||
+                                  kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
+
+  const BitsParams& bits;
+  const BitsParams& shortcut;  // of a pair
+  const Barriers full = this->patch_barriers, empty = {full(kMaxBitSlots)};
+  // Of a plane of a patch, and where planes begin, behind all slots of bytes.
+  const int word_bytes = bits.places * kBitWordBytes, bit_plane_bytes = bits.patch_words * word_bytes,
+            all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
+  // A thread's parts of residuals that come as planes, of its two rows.
+  unsigned added[2][kWords][kMostPlanes] = {};
+  unsigned flips[kWords] = {}, shortcut_flips[kWords] = {};  // EpilogueParams::step_flips
+
+  __device__ __forceinline__ void Begin() {
+    if constexpr (kFinish == Finish::kPlanesSteps) FetchFlips(bits, flips);
+    if constexpr (kPair) FetchFlips(shortcut, shortcut_flips);
+  }
+
+  // What is fetched of the i-th step, those of the shortcut being the last ones.
+  __device__ __forceinline__ void FetchStep(int i, uint32_t target, uint32_t barrier) const {
+    if (kPair && i >= bits.own_steps) {
+      FetchStep(shortcut, i - bits.own_steps, target, barrier);
+    } else {
+      FetchStep(bits, i, target, barrier);
+    }
+  }
+
+  // The counts of a tile, whose patch has its planes there. A warpgroup without a tile multiplies one again: around
+  // products the compiler wants no branch.
+  __device__ __forceinline__ void Count(int planes, Counts& counts) {
+    AddSteps(bits, 0, PlacesOfTile(planes), counts, [&] {
+      if (kMayAdd && bits.added_planes > 0) {
+        FetchAdded();
+      } else {
+        this->FetchAddends();
+      }
+    });
+  }
+  // Of a pair: a thread's parts of words of codes.
+  using Codes = unsigned[2][kWords];
+  // Of both products, the shortcut's last. after(): once nothing is read of the planes any more.
+  template <typename F>
+  __device__ __forceinline__ void MakeBoth(int planes, const F& after) {
+    Codes codes = {};
+    // Not one behind the other: ptxas would make wgmma wait for itself.
+#pragma unroll 1
+    for (int product = 0; product < 2; ++product) {
+      const bool is_last = product == 1;
+      const BitsParams& of = is_last ? shortcut : bits;
+      ForEachWord([&](int i, int word) { added[i][word][1] = codes[i][word]; });
+      Counts counts = {};
+      AddSteps(of, is_last ? bits.own_steps : 0, PlacesOfTile(planes), counts, [&] {
+        if (is_last && patch + 1 >= this->patches) LetSuccessorsStart();
+      });
+      if (is_last) after();
+      int sums[kSums];
+      FetchBias(of, sums);
+      SumUp(of, counts, sums);
+      ForEachWord([&](int i, int word) {
+        codes[i][word] = SignsOf(sums, i, word) ^ (is_last ? shortcut_flips[word] : flips[word]);
+      });
+    }
+    ForEachWord([&](int i, int word) { added[i][word][0] = codes[i][word]; });
+    StoreCombined([&](int i, int word, unsigned (&to)[kBits]) { to[0] = added[i][word][1]; });
+  }
+
+  // The sums, to which `sums` are added.
+  __device__ __forceinline__ void SumUp(const BitsParams& of, const Counts& counts,
+                                        int (&sums)[kSums]) const {
+    // A thread's rows, eight apart.
+    const int of_codes[] = {SumOfBits(counts, kSums) * of.w_lowest,
+                            SumOfBits(counts, kSums + 2) * of.w_lowest};
+    int of_bit = 1 << of.w_shift;
+    KeepInRegister(of_bit);  // one multiplication and addition, no shift
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
+  }
+
+  __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
+    int sums[kSums];
+    BeginWithBias(fixed.state, column, sums);
+    SumUp(bits, counts, sums);
+    this->AddPadding(sums);
+    if constexpr (kFinish == Finish::kPlanesAdding) {
+      CombinePlanes(sums);
+    } else if constexpr (kFinish == Finish::kPlanesSteps) {
+      CombineSteps(sums);
+    } else {
+      if constexpr (kMayAdd) {
+        if (bits.added_planes > 0) StageAdded();
+      }
+      this->Finish(sums);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void FetchFlips(const BitsParams& of, unsigned (&to)[kWords]) const {
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const int channel = at.n0 + word * kPlaneChannels;
+      if (channel >= bits.n) continue;
+      const unsigned whole = *reinterpret_cast<const unsigned*>(
+          of.epilogue.step_flips + channel / kPlaneChannels * kPlaneWordBytes + column);
+      to[word] = channel % kPlaneChannels == 0 ? whole : whole >> 16;
+    }
+  }
+  __device__ __forceinline__ void FetchStep(const BitsParams& of, int i, uint32_t target,
+                                            uint32_t barrier) const {
+    BulkCopy(target, of.weights + (i * of.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
+    BulkCopy(target + kRowsBytes, of.ones + i * kOnesBytes, kOnesBytes, barrier);
+  }
+  // BeginWithBias, of what no shared memory has.
+  __device__ __forceinline__ void FetchBias(const BitsParams& of, int (&sums)[kSums]) const {
+    const int32_t* const bias = of.epilogue.bias + at.n0 + column;
+#pragma unroll
+    for (int j = 0; j < kTileN / 16; ++j) {
+      const int4 four = at.n0 + j * 16 < bits.n ? *reinterpret_cast<const int4*>(bias + j * 16) : int4{};
+      int* const v = sums + 8 * j;
+      v[0] = v[2] = four.x;
+      v[1] = v[3] = four.y;
+      v[4] = v[6] = four.z;
+      v[5] = v[7] = four.w;
+    }
+  }
+  template <typename F>
+  static __device__ __forceinline__ void ForEachWord(const F& f) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) f(i, word);
+    }
+  }
+  // Of planes of a patch that begin there.
+  __device__ __forceinline__ uint32_t PlacesOfTile(int planes) const {
+    const int first = min(tile, tiles.last - 1) * 64 - this->FirstLine(patch) * bits.pitch;
+    return weights.at + planes + first * kBitWordBytes;
+  }
+
+  static __device__ __forceinline__ void Hold(Counts& counts) {
+#pragma unroll
+    for (auto& of_plane : counts) HoldRegisters(of_plane);
+  }
+
+  // Adds the products of all steps, whose weights are those from first_step on, with the planes whose first place is at
+  // `source`. meanwhile(): while the last ones are under way.
+  template <typename F>
+  __device__ __forceinline__ void AddSteps(const BitsParams& of, int first_step, uint32_t source,
+                                           Counts& counts, const F& meanwhile) {
+    const uint32_t a = (source & 0x3FFFF) >> 4;
+    uint64_t b = PlainDescriptor(weights.at + first_step * kStepBytes);
+    Hold(counts);
+#pragma unroll 1
+    for (int step = 0; step < of.own_steps; ++step, b += kStepBytes >> 4) {
+      this->WaitForWeights(first_step + step);
+      WgmmaFence();
+      const uint32_t part = a + of.step[step];
+#pragma unroll
+      for (int i = 0; i < kBits; ++i) {
+        MultiplyBits<kTileN + kOnesRows>(counts[i], PlacesDescriptor(part + i * (bit_plane_bytes >> 4)), b);
+      }
+    }
+    WgmmaCommit();
+    meanwhile();
+    WgmmaWait<0>();
+    Hold(counts);
+  }
+
+  // Where a thread has its part of a word of a plane of outputs, of the tile's row or the one eight below.
+  template <typename F>
+  __device__ __forceinline__ void ForEachPart(const F& f) const {
+    const PixelsOfPlaces pixels{bits, tile * 64};
+    const int words = (bits.n + kPlaneChannels - 1) / kPlaneChannels;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int pixel = pixels(row + 8 * i);
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        const int channel = at.n0 + word * kPlaneChannels;
+        if (pixel < 0 || channel >= bits.n) continue;
+        f(i, word, channel,
+          (static_cast<int64_t>(channel / kPlaneChannels) * bits.m + pixel) * kPlaneWordBytes + column,
+          static_cast<int64_t>(words) * bits.m * kPlaneWordBytes);
+      }
+    }
+  }
+
+  // Residuals that come as planes.
+  __device__ __forceinline__ void FetchAdded() {
+    if (patch + 1 >= this->patches) LetSuccessorsStart();
+    SyncThreads<kWarpgroup>(this->own.group + 1);  // the last tile's codes are out of the way
+    ForEachPart([&](int i, int word, int channel, int64_t from, int64_t next_plane) {
+#pragma unroll
+      for (int plane = 0; plane < kMostPlanes; ++plane) {
+        if (plane >= bits.added_planes) break;
+        const uint8_t* const part = static_cast<const uint8_t*>(bits.residual) + plane * next_plane + from;
+        if constexpr (kHalves == 2) {
+          added[i][word][plane] = *reinterpret_cast<const unsigned*>(part);
+        } else {
+          added[i][word][plane] = reinterpret_cast<const uint16_t*>(part)[channel % kPlaneChannels != 0];
+        }
+      }
+    });
+  }
+
+  // To bytes, where the thread will put codes in their place.
+  __device__ __forceinline__ void StageAdded() const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint8_t* const to = this->area + bits.staging_offset + (row + 8 * i) * Patches::kStride + column;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const unsigned codes =
+              CodesOfHalves(added[i][word][0] >> 16 * half, added[i][word][1] >> 16 * half);
+#pragma unroll
+          for (int four = 0; four < 4; ++four) {
+            *reinterpret_cast<unsigned*>(to + word * kPlaneChannels + half * (kPlaneChannels / 2) +
+                                         four * 16) = codes >> 2 * four & 0x03030303u;
+          }
+        }
+      }
+    }
+  }
+
+  // First codes of sums, cut into planes, and the residuals' planes to those of codes.
+  __device__ __forceinline__ void CombinePlanes(const int (&sums)[kSums]) const {
+    constexpr unsigned kMask = ((1u << kBits) - 1) * 0x01010101u;
+    const EpilogueParams& e = bits.epilogue;
+    unsigned codes[2][kWords][kHalves][4];
+    int four = 0;
+    ForEachFour<kTileN>(sums, row, column, [&](int, int first, const int4& top, const int4& bottom) {
+      const int4 both[] = {top, bottom};
+      float4 lines[2];
+      FirstCodes<First::kLines, true, true, LineProduct::kRounded>(e, both, fixed.state.Four(first), lines);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4& v = lines[i];
+        codes[i][four / 4 / kHalves][four / 4 % kHalves][four % 4] =
+            JoinBytes(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                      __float_as_uint(v.w)) &
+            kMask;
+      }
+      ++four;
+    });
+    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
+      unsigned halves[2][kBits] = {};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) HalvesOfPlanes(codes[i][word][half], halves[half]);
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane)
+        planes[plane] = JoinHalves(halves[0][plane], halves[1][plane]);
+    });
+  }
+
+  // The same of sums that are below 0 or not, as one first code or the other.
+  __device__ __forceinline__ void CombineSteps(const int (&sums)[kSums]) const {
+    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
+      planes[0] = SignsOf(sums, i, word) ^ flips[word];
+    });
+  }
+  // A thread's part of a word of signs, of the tile's row or the one eight below: they are shifted in one by one, in the
+  // order of a word's bits (BitOfChannel).
+  __device__ __forceinline__ unsigned SignsOf(const int (&sums)[kSums], int i, int word) const {
+    static_assert(kBits == 1);
+    unsigned halves[2] = {};
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int bit = 15; bit >= 0; --bit) {
+        const int four = (word * kHalves + half) * 4 + bit % 8 / 2, byte = bit / 8 + bit % 2 * 2;
+        halves[half] = ShiftInSign(halves[half], sums[8 * four + byte / 2 * 4 + byte % 2 + 2 * i]);
+      }
+    }
+    return JoinHalves(halves[0], halves[1]);
+  }
+
+  // first_of(i, word, planes): planes of first codes.
+  template <typename F>
+  __device__ __forceinline__ void StoreCombined(const F& first_of) const {
+    ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {
+      unsigned first[kBits], of[4] = {};  // bits of codes, then of residuals
+      first_of(i, word, first);
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) {
+        of[plane] = first[plane];
+        of[2 + plane] = added[i][word][plane];
+      }
+      unsigned y[kBits];
+      Combine(of, y);
+      const bool is_second = channel % kPlaneChannels != 0,
+                 is_alone = channel + kPlaneChannels / 2 >= bits.n;  // in its word
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) {
+        if (plane >= bits.epilogue.plane_count) break;
+        uint8_t* const out = static_cast<uint8_t*>(bits.y) + plane * next_plane + to;
+        if (kHalves == 2 || (is_alone && !is_second)) {
+          *reinterpret_cast<unsigned*>(out) = is_alone ? y[plane] & 0xFFFFu : y[plane];
+        } else {
+          reinterpret_cast<uint16_t*>(out)[is_second] = static_cast<uint16_t>(y[plane]);
+        }
+      }
+    });
+  }
+
+  // BitsParams::products.
+  __device__ __forceinline__ void Combine(const unsigned (&of)[4], unsigned (&y)[kBits]) const {
+    unsigned products[kBitProducts] = {~0u};
+#pragma unroll
+    for (int plane = 0; plane < kBits; ++plane) y[plane] = bits.products[plane][0];
+#pragma unroll
+    for (int i = 1; i < kBitProducts; ++i) {
+      if (kBits == 1 && (i & 0b1010) != 0) continue;
+      const int rest = i & (i - 1), last = i - rest;  // a bit of i
+      products[i] = products[rest] & of[last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : 3];
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) y[plane] ^= bits.products[plane][i] & products[i];
+    }
+  }
+};
+
+// Patches of planes, one for each stage. Rows of the image are copied as they are, into lines whose other columns stay
+// 0; those above and below it are rows of zeros. Those with strides are gathered pixel by pixel.
+template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
+struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
+  using Products = BitProducts<kTileN, kBits, kFinish, kPair>;
+  using Products::bits, Products::bit_plane_bytes, Products::empty, Products::full, Products::own,
+      Products::patch, Products::patches;
+
+  RingPlace place = {};
+
+  __device__ __forceinline__ void SetUp() const {
+    ClearColumns();
+    Products::SetUp(
+        [&] {
+          for (int i = 0; i < bits.stages; ++i) InitBarrier(empty(i), 4 * this->groups);
+        },
+        [&](int i, uint32_t target, uint32_t barrier) { this->FetchStep(i, target, barrier); },
+        [&] {
+          static_assert(kMaxBitSlots <= 4, "a warp for each stage");
+          const int ahead = min(bits.stages, patches);
+          if (own.warp < ahead && own.lane == 0) {
+            InitBarrier(full(own.warp), 1);
+            FenceBarrierInit();
+          }
+          if (own.warp >= ahead && !Gathers()) return;
+          WaitForPredecessors();
+          if (Gathers()) {  // all warps together, before the block goes on
+            for (int i = 0; i < ahead; ++i)
+              Gather(i, i, static_cast<int>(threadIdx.x), this->groups * kWarpgroup);
+          }
+          if (own.warp >= ahead) return;
+          __syncwarp();
+          FetchRows(own.warp, own.warp);
+        });
+  }
+
+  __device__ __forceinline__ void Load() const {
+    RingPlace to;
+#pragma unroll 1
+    for (int i = bits.stages; i < patches; ++i, to.Step(bits.stages)) {
+      WaitBarrier(empty(to.stage), to.parity);
+      if (Gathers()) {
+        Gather(i, to.stage, own.lane, 32);
+        __syncwarp();
+      }
+      FetchRows(i, to.stage);
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ void MakeTile() {
+    WaitBarrier(full(place.stage), place.parity);
+    const int planes = this->all_planes + place.stage * kBits * bit_plane_bytes;
+    const auto release = [&] {
+      if (patch + bits.stages >= patches) return;
+      __syncwarp();
+      if (own.lane == 0) Arrive(empty(place.stage));
+    };
+    if constexpr (kPair) {
+      this->MakeBoth(planes, release);
+    } else {
+      typename Products::Counts counts = {};
+      this->Count(planes, counts);
+      release();
+      this->FinishCounts(counts);
+    }
+  }
+
+  __device__ __forceinline__ void Step() {
+    Products::Step();
+    place.Step(bits.stages);
+  }
+
+ private:
+  // The columns of all lines that are none of the image.
+  __device__ __forceinline__ void ClearColumns() const {
+    const int columns = bits.pitch - bits.columns;
+    if (columns == 0) return;
+    const int count = bits.stages * kBits * bits.patch_words * bits.patch_rows * columns;
+    uint8_t* const places = this->weights.data + this->all_planes;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+      const int line = i / columns, column = i - line * columns,
+                at = column < bits.pad_left ? column : column + bits.columns;
+      *reinterpret_cast<uint4*>(places + (line * bits.pitch + at) * kBitWordBytes) = make_uint4(0, 0, 0, 0);
+    }
+    FenceAsyncProxy();
+  }
+
+  // Where words of a patch begin, behind the padding.
+  __device__ __forceinline__ uint32_t PlacesOf(const BitsParams& of, int stage) const {
+    return this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes +
+           of.first_word * this->word_bytes + of.pad_left * kBitWordBytes;
+  }
+
+  __device__ __forceinline__ bool Gathers() const {
+    return bits.phases > 0 || (kPair && this->shortcut.phases > 0);
+  }
+  // What comes pixel by pixel, by so many threads, of which this is one. It is there for products once they have met.
+  __device__ __forceinline__ void Gather(int of_patch, int stage, int thread, int threads) const {
+    if (bits.phases > 0) Gather(bits, of_patch, stage, thread, threads);
+    if constexpr (kPair) {
+      if (this->shortcut.phases > 0) Gather(this->shortcut, of_patch, stage, thread, threads);
+    }
+    CommitCopies();
+    WaitForCopies<0>();
+    FenceAsyncProxy();
+  }
+  // Eight threads for a line of a phase of a word.
+  __device__ __forceinline__ void Gather(const BitsParams& of, int of_patch, int stage, int thread,
+                                         int threads) const {
+    constexpr int kOfLine = 8;
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch),
+              count = lines * kBits * of.words;
+    const uint32_t target = PlacesOf(of, stage);
+#pragma unroll 1
+    for (int i = thread / kOfLine; i < count; i += threads / kOfLine) {
+      const int to_word = i / lines, line = i - to_word * lines;
+      const int word = to_word / of.phases, phase = to_word - word * of.phases;
+      const auto start = PixelsOfPlaces::StartOf(of, line0 + line);
+      const int y = start.y * of.stride_h + of.phase_y[phase];
+      const bool is_inside = start.y >= 0 && y < of.in_h && start.image < of.images;
+      const int64_t row = (static_cast<int64_t>(word) * of.images + start.image) * of.in_h + y;
+      const uint8_t* const from = of.x + row * of.in_w * kBitWordBytes;
+      const uint32_t to = target + to_word * this->word_bytes + line * of.pitch * kBitWordBytes;
+#pragma unroll 1
+      for (int column = thread % kOfLine; column < of.columns; column += kOfLine) {
+        const int x = column * of.stride_w + of.phase_x[phase];
+        const bool copies = is_inside && x < of.in_w;
+        CopyAsyncOrZero<kBitWordBytes>(to + column * kBitWordBytes, copies ? from + x * kBitWordBytes : of.x,
+                                       copies);
+      }
+    }
+  }
+
+  // What comes as whole rows, by a warp, whose arrival says that the rest is there.
+  __device__ __forceinline__ void FetchRows(int of_patch, int stage) const {
+    const int lines = this->LinesOf(of_patch);
+    const auto bytes = [&](const BitsParams& of) {
+      return of.phases > 0 ? 0 : lines * kBits * of.words * of.in_w * kBitWordBytes;
+    };
+    if (own.lane == 0) {
+      int expected = bytes(bits);
+      if constexpr (kPair) expected += bytes(this->shortcut);
+      ArriveExpecting(full(stage), expected);
+    }
+    __syncwarp();
+    if (bits.phases == 0) FetchRows(bits, of_patch, lines, stage);
+    if constexpr (kPair) {
+      if (this->shortcut.phases == 0) FetchRows(this->shortcut, of_patch, lines, stage);
+    }
+  }
+  __device__ __forceinline__ void FetchRows(const BitsParams& of, int of_patch, int lines, int stage) const {
+    const int line0 = this->FirstLine(of_patch), words = kBits * of.words, bytes = of.in_w * kBitWordBytes;
+    const uint32_t target = PlacesOf(of, stage);
+    const uint8_t* const zeros = of.ones + of.own_steps * Products::kOnesBytes;
+#pragma unroll 1
+    for (int i = own.lane; i < lines * words; i += 32) {
+      const int word = i / lines, line = i - word * lines;
+      const auto start = PixelsOfPlaces::StartOf(of, line0 + line);
+      const bool is_inside = start.y >= 0 && start.y < of.in_h && start.image < of.images;
+      const int first = (start.image * of.in_h + start.y) * of.in_w,
+                of_image = is_inside ? min(of.pixels - first, of.in_w) * kBitWordBytes : 0;
+      const uint32_t to = target + word * this->word_bytes + line * of.pitch * kBitWordBytes;
+      if (of_image > 0) {
+        const int64_t pixel = static_cast<int64_t>(word) * of.pixels + first;
+        BulkCopy(to, of.x + pixel * kBitWordBytes, of_image, full(stage));
+      }
+      if (of_image < bytes) BulkCopy(to + of_image, zeros, bytes - of_image, full(stage));
+    }
+  }
+};
+#endif
+
+}  // namespace lowbit::cuda
