@@ -479,8 +479,8 @@ inline constexpr bool kMayHavePlanes =
 // Stores what a thread has of a pixel's word of each plane, 4 of 16 bytes, which is its part of the codes of 64
 // channels or of 128; or half of that, where a tile has no more channels. `codes`: of half a word, then of the
 // other one; of channels from `channel` on. `own`: which thread of four it is.
-template <int kHalves>
-__device__ __forceinline__ void StoreWords(const TileParams& p, int pixel, int channel, int own,
+template <int kHalves, typename Params>
+__device__ __forceinline__ void StoreWords(const Params& p, int pixel, int channel, int own,
                                            const unsigned (&codes)[kHalves][4]) {
   constexpr int kHalf = kPlaneChannels / 2;
   const int words = (p.epilogue.out_channels + kPlaneChannels - 1) / kPlaneChannels;

@@ -17,6 +17,8 @@ std::string Refuse(const PooledConv& pooled, const Device&) {
   const auto reaches = [&](size_t d, int64_t in, int64_t out) {
     return out > 0 && 2 * (out - 1) - pooled.window.pad_begin[d] < in;
   };
+  if (pooled.y_planes > 0 && !pooled.conv->MayStorePlanes(pooled.y_planes))
+    return "codes of more bits than there are planes, or channels that are no multiple of 64";
   constexpr int64_t kMostPixels = int64_t{1} << 14;  // of a side
   if (pooled.conv->CellWeights() == nullptr)
     return "needs sm_90a, windows of cells, codes that rise with sums";

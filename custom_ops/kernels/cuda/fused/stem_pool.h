@@ -20,6 +20,7 @@ struct PooledConv {
   ConvShape shape;
   Window window;  // of the pooling
   int64_t pooled_h = 0, pooled_w = 0;
+  int y_planes = 0;  // in which the codes leave (core/bit_planes.h); 0: as bytes
 };
 extern const FusedRow<PooledConv> kStemPoolKernel;
 

@@ -18,6 +18,7 @@ struct PooledParams {
   uint8_t* y = nullptr;
   bool in_twos = false;  // two pixels of a row are one aligned copy
   int n = 0;             // channels
+  int m = 0;             // pooled pixels, of all images
   int in_h = 0, in_w = 0, out_h = 0, out_w = 0, pooled_h = 0, pooled_w = 0;
   int lead_rows = 0, lead_columns = 0;  // cells before that of an output's own place, in padding at the edge
   int pool_top = 0, pool_left = 0;

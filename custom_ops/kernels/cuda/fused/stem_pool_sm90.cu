@@ -154,7 +154,7 @@ struct Pool {
   const uint64_t matrices = PlainDescriptor(SharedAddress(shared));
   int4 windows[kOwn / 4];  // the largest sums of windows, with the bias
   bool stores = false;
-  unsigned at = 0;  // where the next row of codes goes
+  unsigned at = 0;  // where the next row of codes goes: bytes, or pixels of planes
 
   __device__ __forceinline__ Pool(const PooledParams& params, uint8_t* dynamic, Static& own)
       : p(params), shared(dynamic), fixed(own) {}
@@ -273,9 +273,24 @@ struct Pool {
                         *reinterpret_cast<const int4*>(fixed.biases + own * kStride + 4 * i));
     }
   }
+  // Of four threads, the first of which has channels 0 to 15, in fours, to what each has of a word of a plane: the i-th
+  // four of the first thread becomes the first one of the i-th, and so on.
+  static __device__ __forceinline__ void ExchangeFours(unsigned (&fours)[4]) {
+    const int own = ReadThreadIndex() % 4;
+    const auto exchange = [&](unsigned& low, unsigned& high, int distance) {
+      const bool is_upper = (own & distance) != 0;
+      const unsigned received = __shfl_xor_sync(~0u, is_upper ? low : high, distance);
+      (is_upper ? low : high) = received;
+    };
+    exchange(fours[0], fours[1], 1);
+    exchange(fours[2], fours[3], 1);
+    exchange(fours[0], fours[2], 2);
+    exchange(fours[1], fours[3], 2);
+  }
   __device__ __forceinline__ void Store() {
     const int own = ReadThreadIndex() % 4;
-    unsigned codes[kOwn / 4];
+    static_assert(kOwn == 16);
+    unsigned codes[1][4];
     WithEpilogue<kFinish, false>(p.epilogue, [&](const auto& requantize) {
 #pragma unroll
       for (int i = 0; i < kOwn / 4; ++i) {
@@ -286,10 +301,17 @@ struct Pool {
                                        *reinterpret_cast<const float4*>(fixed.starts + at),
                                        fixed.factors[at / 4]};
         requantize(window, channels, four);
-        codes[i] = four[0];
+        codes[0][i] = four[0];
       }
     });
-    if (stores) *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    if (p.epilogue.plane_count > 0) {
+      ExchangeFours(codes[0]);
+      if (stores) StoreWords<1>(p, static_cast<int>(at), n0, own, codes);
+      at += static_cast<unsigned>(p.pooled_w);
+      return;
+    }
+    if (stores)
+      *reinterpret_cast<uint4*>(p.y + at) = make_uint4(codes[0][0], codes[0][1], codes[0][2], codes[0][3]);
     at += static_cast<unsigned>(p.pooled_w * p.n);
   }
 
@@ -332,7 +354,8 @@ struct Pool {
     below = cells + Place(1);
     const int column = tile_column + warp * kWarpColumns + group - 1;
     stores = group > 0 && column < p.pooled_w && channel < p.n;
-    at = static_cast<unsigned>(((image * p.pooled_h + first) * p.pooled_w + column) * p.n + channel);
+    const int pixel = (image * p.pooled_h + first) * p.pooled_w + column;
+    at = static_cast<unsigned>(p.epilogue.plane_count > 0 ? pixel : pixel * p.n + channel);
 
     int upper[kCellTileN / 2], lower[kCellTileN / 2];
     Fetch<0>(0);
@@ -413,7 +436,9 @@ class PooledPlan {
     for (int byte = 0; byte < 4 * channels; ++byte) {
       params_.add[byte / 4] += params_.rounding.add[byte % channels] << (8 * (byte % 4));
     }
+    params_.m = params_.images * params_.pooled_h * params_.pooled_w;
     params_.epilogue = conv_->EpilogueOf();
+    params_.epilogue.plane_count = pooled.y_planes;
     const int blocks = params_.images * params_.tiles_x * params_.strips;
     params_.is_early = blocks >= 2 * conv_->On().multiprocessors;
   }

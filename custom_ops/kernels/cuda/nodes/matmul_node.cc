@@ -56,8 +56,10 @@ NodePlanPtr PlanOf(const std::shared_ptr<const ConvPlan>& plan, bool has_residua
 // What a choice of kernels depends on.
 std::string PlanesText(const TensorPlanes& planes) {
   if (planes == TensorPlanes{}) return "";
-  const std::string added = planes.added > 0 ? "+" + std::to_string(planes.added) : "";
-  return " planes " + std::to_string(planes.x) + added + ">" + std::to_string(planes.y);
+  std::string text = " planes ";
+  text.append(std::to_string(planes.x));
+  if (planes.added > 0) text.append("+").append(std::to_string(planes.added));
+  return text.append(">").append(std::to_string(planes.y));
 }
 
 class PackedMatmul final : public PackedNode {
@@ -437,25 +439,50 @@ class PackedPixels final : public PackedNode {
     }
     if (pool == nullptr) return;
     window_ = pool->window;
+    pool_node_ = *pool;
     pool_ = PackNode(*pool, device);
   }
 
   NodePlanPtr Plan(Shapes fed, const TensorShape& y) const override {
     const ConvShape shape = ShapeOf(fed);
     if (pool_ == nullptr) return PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_);
-    const PooledConv pooled{conv_, quantizer_, shape, window_, y.dims.at(1), y.dims.at(2)};
+    const PooledConv pooled = PooledAt(shape, y);
+    Require(y_planes_ == 0 || Pools(pooled), "a pooled convolution has no kernel that stores ", y_planes_,
+            " planes; let it store bytes");
     if (Pools(pooled)) {
       const std::shared_ptr<const PooledPlan> plan = PlanPooled(pooled);
       return MakePlan(PlanText(*plan),
                       [plan](const Run& run) { LaunchPooled(*plan, run.fed[0], run.y, run.queue); });
     }
-    const TensorShape between{type_, {shape.batch, shape.out_h, shape.out_w, y.dims.at(3)}};
+    const TensorShape between = MadeAt(shape);
     return PlanInTurn(PlanOf(PlanPixels(conv_, shape, quantizer_), has_residual_),
                       pool_->Plan(std::span(&between, 1), y), ElementCount(between.dims));
   }
   std::vector<uint8_t> Packed() const override { return SavePacked(*conv_); }
 
+  // What it stores costs it nothing, however that lies.
+  std::optional<double> Microseconds(Shapes fed, const TensorPlanes& planes) const override {
+    if (pool_ == nullptr) return std::nullopt;
+    const ConvShape shape = ShapeOf(fed);
+    const TensorShape made = MadeAt(shape);
+    PooledConv pooled = PooledAt(shape, OutputOf(pool_node_, std::span(&made, 1)));
+    pooled.y_planes = planes.y;
+    const bool fits = Pools(pooled) && planes.x == 0 && planes.added == 0;
+    return fits ? std::optional(kStemPoolKernel.microseconds(pooled, conv_->On())) : std::nullopt;
+  }
+  PackedNodePtr InPlanes(const TensorPlanes& planes) const override {
+    auto in_planes = std::make_unique<PackedPixels>(*this);
+    in_planes->y_planes_ = planes.y;
+    return in_planes;
+  }
+
  private:
+  TensorShape MadeAt(const ConvShape& shape) const {
+    return {type_, {shape.batch, shape.out_h, shape.out_w, geometry_.out_channels}};
+  }
+  PooledConv PooledAt(const ConvShape& shape, const TensorShape& y) const {
+    return {conv_, quantizer_, shape, window_, y.dims.at(1), y.dims.at(2), y_planes_};
+  }
   ConvShape ShapeOf(Shapes fed) const {
     Require(!fed.empty() && fed[0].dims.size() == 4, "an image was expected, of rank 4");
     const std::vector<int64_t>& dims = fed[0].dims;
@@ -471,7 +498,10 @@ class PackedPixels final : public PackedNode {
   PixelQuantizer quantizer_;
   std::shared_ptr<const PackedConv> conv_;
   Window window_;
-  PackedNodePtr pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
+  NodeSpec pool_node_;
+  std::shared_ptr<const PackedNode>
+      pool_;  // for the shapes that have no kernel for both; null where nothing is pooled
+  int y_planes_ = 0;
 };
 
 // nullptr where a block's shared memory is too small.

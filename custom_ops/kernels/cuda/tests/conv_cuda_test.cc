@@ -415,7 +415,7 @@ class Generator : public cuda::Draws {
     s.in_h = Coin(0.2) ? Int(1, 12) : Int(12, 90);
     s.in_w = Coin(0.2) ? Int(1, 12) : Coin() ? 2 * Int(10, 70) : Int(20, 140);
     g.stride_h = g.stride_w = 2;
-    g.out_channels = 16 * Int(1, 9);
+    g.out_channels = Coin() ? 64 * Int(1, 3) : 16 * Int(1, 9);
     g.kernel_h = Coin() ? 7 : Int(1, 7);
     g.kernel_w = Coin() ? 7 : Int(1, 7);
     for (int64_t* const pad : {&g.pad_top, &g.pad_left, &g.pad_bottom, &g.pad_right}) *pad = Int(0, 3);
@@ -435,6 +435,9 @@ class Generator : public cuda::Draws {
     } while (spec.x.encoding == Encoding::kBipolar);
     if (Coin(0.9)) spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
     RequantizesFor(spec, [](const Epilogue& e) { return !e.has_residual; });
+    if (Coin(0.4)) {  // which may leave as planes
+      BecomesFewCodes(spec.epilogue);
+    }
     pooled.window.kernel = {1, 3, 3};
     pooled.window.stride = {1, 2, 2};
     for (const size_t d : {1, 2}) pooled.window.pad_begin[d] = Int(0, 1);
@@ -1794,7 +1797,7 @@ bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::
   cuda::PixelQuantizer quantizer = MakePixels(spec, s, generator, floats, x, true);
   Threads pool;
   ReferenceRows()[0].create(spec)->Run({s, x.data(), nullptr, codes.data()}, pool);
-  const std::vector<uint8_t> expected = MaxPool(node, codes);
+  std::vector<uint8_t> expected = MaxPool(node, codes);
 
   cuda::PooledConv pooled{
       cuda::PackConv(spec, device), quantizer, s, node.window, node.pooled_h, node.pooled_w};
@@ -1803,7 +1806,12 @@ bool TestPooled(Generator& generator, const cuda::Device& device, std::map<std::
     lean.weights.clear();
     pooled.conv = cuda::PackConv(lean, device, cuda::SavePacked(*pooled.conv));
   }
-  Counts& counts = by[cuda::Pools(pooled) ? "conv_pool" : "conv_pool refuses"];
+  for (const int planes : {2, 1}) {
+    if (pooled.conv->MayStorePlanes(planes) && generator.Coin(0.8)) pooled.y_planes = planes;
+  }
+  if (pooled.y_planes > 0) expected = cuda::AsPlanes(expected, g.out_channels, pooled.y_planes);
+  Counts& counts = by[cuda::Pools(pooled) ? pooled.y_planes > 0 ? "conv_pool to planes" : "conv_pool"
+                                          : "conv_pool refuses"];
   ++counts.runs;
   if (!cuda::Pools(pooled)) return true;
   const auto rows = static_cast<int>(node.pooled_h);
