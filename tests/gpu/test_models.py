@@ -431,6 +431,40 @@ def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
         assert len([step for step in steps if "plane" in step["to"]]) == 9, steps
 
 
+@pytest.mark.parametrize("bits", [1, 2])
+def test_first_blocks_in_planes(bits: int, tmp_path: Path) -> None:
+    """A block with a stride, whose shortcut has a convolution, reads and makes planes; of one bit in one kernel."""
+    graph = qonnx_graphs.QonnxGraph("first blocks in planes", 11)
+    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(value: str, scale: float, *, signed: int = 0) -> str:
+        quant = qonnx_graphs.Quant(np.float32(scale), bits, signed=signed)
+        return graph.quant(value if signed else graph.node("Relu", [value]), quant)
+
+    def layer(value: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> str:
+        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
+        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4, strides=[stride] * 2)
+
+    value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 64), 8)
+    inputs = 64
+    for outputs, stride in ((128, 1), (192, 2), (320, 2)):
+        inner = quantized(layer(value, inputs, 64), inputs**0.5)
+        inner = quantized(layer(inner, 64, 64, 3, stride), 576**0.5)
+        made = quantized(layer(inner, 64, outputs), 8, signed=bits - 1)
+        shortcut = quantized(layer(value, inputs, outputs, 1, stride), inputs**0.5, signed=bits - 1)
+        value, inputs = quantized(graph.node("Add", [made, shortcut]), 4), outputs
+    graph.output(value, ["N", inputs, None, None])
+    without = "chain,flat_bits,halo,windows,wgmma,mma,team,vector,pair"
+    variables = {"LOWBIT_TUNE": "off", "LOWBIT_CUDA_WITHOUT": without}
+    plans = _plans_of(graph.proto(), ((1, 64, 9, 10), (3, 64, 8, 7)), 1, tmp_path, variables)
+    assert len(plans) == 2
+    for steps in plans:
+        blocks = [step["kernel"] for step in steps if "adds planes" in step["kernel"]]
+        assert len(blocks) == 3, steps
+        assert len([step for step in steps if "plane" in step["to"]]) == 9, steps
+        assert bits == 2 or any("bit_pair" in kernel for kernel in blocks), steps
+
+
 def test_products_in_planes(tmp_path: Path) -> None:
     """Weights and codes of two bits: products of few rows and many channels read and store planes.
 
