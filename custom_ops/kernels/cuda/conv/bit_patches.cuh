@@ -52,6 +52,7 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
             all_planes = bits.k_tiles * kStepBytes + bits.slots * bits.plane_bytes;
   // A thread's parts of residuals that come as planes, of its two rows.
   unsigned added[2][kWords][kMostPlanes] = {};
+  int pixels[2] = {};
   unsigned flips[kWords] = {}, shortcut_flips[kWords] = {};  // EpilogueParams::step_flips
 
   __device__ __forceinline__ void Begin() {
@@ -72,6 +73,7 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   // products the compiler wants no branch.
   __device__ __forceinline__ void Count(int planes, Counts& counts) {
     AddSteps(bits, 0, PlacesOfTile(planes), counts, [&] {
+      if constexpr (kMayAdd) FindPixels();
       if (kMayAdd && bits.added_planes > 0) {
         FetchAdded();
       } else {
@@ -85,6 +87,7 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   template <typename F>
   __device__ __forceinline__ void MakeBoth(int planes, const F& after) {
     Codes codes = {};
+    FindPixels();
     // Not one behind the other: ptxas would make wgmma wait for itself.
 #pragma unroll 1
     for (int product = 0; product < 2; ++product) {
@@ -208,14 +211,25 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     Hold(counts);
   }
 
+  // The outputs of a thread's two rows of the tile, of which places that are none have -1.
+  __device__ __forceinline__ void FindPixels() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (bits.is_line) {
+        const int place = tile * 64 + row + 8 * i;
+        pixels[i] = place < bits.m ? place : -1;
+      } else {
+        pixels[i] = PixelsOfPlaces{bits, tile * 64}(row + 8 * i);
+      }
+    }
+  }
   // Where a thread has its part of a word of a plane of outputs, of the tile's row or the one eight below.
   template <typename F>
   __device__ __forceinline__ void ForEachPart(const F& f) const {
-    const PixelsOfPlaces pixels{bits, tile * 64};
     const int words = (bits.n + kPlaneChannels - 1) / kPlaneChannels;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int pixel = pixels(row + 8 * i);
+      const int pixel = pixels[i];
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
         const int channel = at.n0 + word * kPlaneChannels;

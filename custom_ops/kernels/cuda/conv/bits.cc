@@ -149,15 +149,18 @@ int SharedBytesOf(const ConvProblem& given, const ConvConfig& config) {
   return static_cast<int>(std::min(BytesWith(problem, config, Slots(problem, config)), kMaxBytes));
 }
 
+int MostTiles(const ConvProblem& problem, int tile_n) {
+  const bool tells_signs = problem.has_steps && problem.x.bits == 1 && problem.planes.x == 1 &&
+                           problem.planes.y == 1 && (!problem.residual || problem.planes.added == 1);
+  return MaxBitTiles(tile_n, problem.x.bits, tells_signs);
+}
 // Of as many threads as an instance may have.
 int ByRegisters(const ConvProblem& problem, const ConvConfig& config) {
-  return (MaxBitTiles(config.tile_n, problem.x.bits) * 128 + 32) / (config.tile_m * 2 + 32);
+  return (MostTiles(problem, config.tile_n) * 128 + 32) / (config.tile_m * 2 + 32);
 }
 
 constexpr int kWidths[] = {64, 128};
-constexpr PatchFamily kPatches = {
-    &kBitsRow, kWidths,
-    [](const ConvProblem& problem, int tile_n) { return MaxBitTiles(tile_n, problem.x.bits); }, ByRegisters};
+constexpr PatchFamily kPatches = {&kBitsRow, kWidths, MostTiles, ByRegisters};
 
 void AddCandidates(const ConvProblem& problem, const Device& device, std::vector<ConvConfig>& out) {
   const size_t first = out.size();
@@ -292,7 +295,8 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
     bits.pad_top = static_cast<int>(line.h.before);
     bits.pad_left = static_cast<int>(line.w.before);
   }
-  if (problem.IsLine()) {  // an image of rows of `pitch` pixels
+  bits.is_line = problem.IsLine();
+  if (bits.is_line) {  // an image of rows of `pitch` pixels
     bits.images = 1;
     bits.in_w = bits.out_w = bits.columns = bits.pitch;
     bits.in_h = bits.out_h = bits.image_rows;

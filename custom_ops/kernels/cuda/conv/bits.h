@@ -33,9 +33,10 @@ inline constexpr int kMaxBitSlots = 4;
 constexpr int BitStepBytes(int tile_n) { return (tile_n + kOnesRows) * kBitRowBytes; }
 
 // Tiles of a patch, one for each warpgroup: as many as registers allow.
-constexpr int MaxBitTiles(int tile_n, int x_bits) {
+// tells_signs: codes are signs of sums (BitsParams::has_steps).
+constexpr int MaxBitTiles(int tile_n, int x_bits, bool tells_signs) {
   const int sums = x_bits * tile_n / 2;
-  return sums <= 32 ? 4 : sums <= 64 ? 2 : 1;
+  return sums <= 32 ? 4 : sums > 64 ? 1 : tells_signs ? 3 : 2;
 }
 
 // step[i]: of each step, where the first word's place is from that of the tile, and how much further the second
@@ -50,8 +51,9 @@ struct BitsParams : HaloParams {
   int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
   // Of a plane of a patch, with those of a pair's other product; where in a patch a product's own begin.
   int patch_words = 0, first_word = 0;
-  int pixels = 0;   // of the input, the last row of which may have fewer than in_w
-  int columns = 0;  // of a line that are pixels, behind pad_left others
+  int pixels = 0;        // of the input, the last row of which may have fewer than in_w
+  bool is_line = false;  // outputs are places, in their order
+  int columns = 0;       // of a line that are pixels, behind pad_left others
   // Of pixels, of each word of codes in a row (PhaseLine), which strides set apart: the first one's row and column; 0:
   // windows have no stride, and pixels come as whole rows.
   int phases = 0;

@@ -137,7 +137,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
 #endif
 
 template <bool kOfPlanes, int kTileN, int kBits, Finish kFinish>
-__global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits) * 128 + 32, 1)
+__global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits, kFinish == Finish::kPlanesSteps) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline =
@@ -235,7 +235,7 @@ cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& opt
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
       p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits)) {
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits, p.has_steps)) {
     return cudaErrorInvalidValue;
   }
   return std::visit(

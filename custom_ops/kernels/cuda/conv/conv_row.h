@@ -50,6 +50,7 @@ struct ConvProblem {
   int32_t zero = 0;
   bool is_bits = false;      // of a zero point of 1/2 (OfBits)
   bool borders = false;      // EpilogueParams::border
+  bool has_steps = false;    // EpilogueParams::steps, by which codes of one bit are told
   bool has_places = false;   // EpilogueParams::places
   TensorPlanes planes = {};  // what the input, the codes and the residuals are
   bool keeps_rows = false;   // planes of an image are read row by row, though they need not be

@@ -437,6 +437,7 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   problem.residual = epilogue_.has_residual;
   // Whatever the tail, what adds up codes finishes it behind shared memory.
   problem.boxes = problem.tiled && boxes_ && (!problem.integers_of_tail || has_w_zero_);
+  problem.has_steps = epilogue_.steps != nullptr && !borders_;
   problem.has_places = has_places;
   problem.planes = planes;
   // What streams stores whole boxes of codes, as they are.

@@ -56,7 +56,7 @@ int64_t SharedBytesOf(const ResidualPairProblem& problem, const ConvConfig& conf
 
 // Of a grid along m, as patches of one product are spread (PatchFamily).
 int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& config, const Device& device) {
-  const int64_t by_registers = (MaxBitTiles(config.tile_n, 1) * 128 + 32) / (config.tile_m * 2 + 32),
+  const int64_t by_registers = (MaxBitTiles(config.tile_n, 1, true) * 128 + 32) / (config.tile_m * 2 + 32),
                 by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
   return std::max<int64_t>(1, std::min(by_registers, by_shared)) * device.multiprocessors;
 }
@@ -73,7 +73,7 @@ void AddCandidates(const ResidualPairProblem& problem, const Device& device, std
   for (const int tile_n : kWidths) {
     const int64_t columns = CeilDiv(problem.second.n, tile_n);
     if (columns > kMaxColumns || (tile_n > kWidths[0] && problem.second.n <= tile_n / 2)) continue;
-    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, 1); ++tiles) {
+    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, 1, true); ++tiles) {
       const int64_t patches = CeilDiv(line.tiles, tiles);
       for (const int stages : {1, 2}) {
         const ConvConfig config{&kBitPairKernel, 64 * tiles, tile_n, stages};

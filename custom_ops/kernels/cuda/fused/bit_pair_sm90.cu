@@ -9,7 +9,7 @@ namespace lowbit::cuda {
 namespace {
 
 template <int kTileN>
-__global__ void __launch_bounds__(MaxBitTiles(kTileN, 1) * 128 + 32, 1)
+__global__ void __launch_bounds__(MaxBitTiles(kTileN, 1, true) * 128 + 32, 1)
     ConvBitPair(const __grid_constant__ BitPairParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline = PlanePatches<kTileN, 1, Finish::kPlanesSteps, true>;
@@ -25,7 +25,7 @@ cudaError_t LaunchBitPair(const BitPairParams& p, const ConvConfig& config, cons
   const bool has_instance = p.has_steps && p.shortcut.has_steps && p.combines && p.x_bits == 1 &&
                             p.shortcut.x_bits == 1 && p.stages >= 1 && p.stages <= kMaxBitSlots &&
                             p.patch_rows <= kMaxHaloRows && p.k_tiles <= kMaxHaloWeights &&
-                            config.tile_m / 64 <= MaxBitTiles(config.tile_n, 1);
+                            config.tile_m / 64 <= MaxBitTiles(config.tile_n, 1, true);
   if (!has_instance) return cudaErrorInvalidValue;
   return std::visit(
       [&](auto tile_n) {
