@@ -42,7 +42,19 @@ from lowbit.sessions.binding import queued_seconds
 from lowbit.sessions.devices import canonical
 from results import RESULTS, WORK, Cell, Table, commit_here, write
 
-ROWS = ("team", "bits", "flat_bits", "halo", "windows", "wgmma", "chain", "pair", "conv_pool", "affined")
+ROWS = (
+    "team",
+    "bits",
+    "flat_bits",
+    "halo",
+    "windows",
+    "wgmma",
+    "chain",
+    "pair",
+    "bit_pair",
+    "conv_pool",
+    "affined",
+)
 FUSIONS = (
     "residual_pair",
     "affine_conv",

@@ -1,18 +1,4 @@
-// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a product of 256 bits
-// takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
-// w = lowest + 2^shift * b,
-//   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
-// and ones in the place of weights count the bits of q for the last term.
-//
-// 128 channels of a place are a word of 16 bytes of each plane, the words of neighbouring places lie side by side, so
-// that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
-// 0 and counts nowhere.
-//
-// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; where windows have a stride,
-// pixels that far apart are put together, in images of their own, of which each tap has a pixel of one. Or as bytes, in
-// the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may
-// come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
-// codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
+// What bits_sm90.cu and bit_pair_sm90.cu share: patches of planes, products of words, and what becomes of the counts.
 #pragma once
 
 #include "kernels/cuda/conv/bits.h"
@@ -402,13 +388,11 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
           }
           if (own.warp >= ahead && !Gathers()) return;
           WaitForPredecessors();
-          if (Gathers()) {  // all warps together, before the block goes on
-            for (int i = 0; i < ahead; ++i)
-              Gather(i, i, static_cast<int>(threadIdx.x), this->groups * kWarpgroup);
-          }
-          if (own.warp >= ahead) return;
           __syncwarp();
-          FetchRows(own.warp, own.warp);
+          if (own.warp < ahead) FetchRows(own.warp, own.warp);
+          if (!Gathers()) return;
+          for (int i = 0; i < ahead; ++i)  // all warps together, before the block goes on
+            Gather(i, i, static_cast<int>(threadIdx.x), this->groups * kWarpgroup);
         });
   }
 
@@ -484,17 +468,25 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
     WaitForCopies<0>();
     FenceAsyncProxy();
   }
-  // Eight threads for a line of a phase of a word.
+  // So many threads for a line of a phase of a word.
   __device__ __forceinline__ void Gather(const BitsParams& of, int of_patch, int stage, int thread,
                                          int threads) const {
-    constexpr int kOfLine = 8;
-    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch),
-              count = lines * kBits * of.words;
+    constexpr int kOfLine = kGatheredPixels;
+    const int line0 = this->FirstLine(of_patch), lines = this->LinesOf(of_patch);
     const uint32_t target = PlacesOf(of, stage);
+    // Lines of all words in a row, in steps: without divisions, which took most of the time.
+    int line = thread / kOfLine, to_word = 0, word = 0, phase = 0;
 #pragma unroll 1
-    for (int i = thread / kOfLine; i < count; i += threads / kOfLine) {
-      const int to_word = i / lines, line = i - to_word * lines;
-      const int word = to_word / of.phases, phase = to_word - word * of.phases;
+    for (;; line += threads / kOfLine) {
+      while (line >= lines) {
+        line -= lines;
+        ++to_word;
+        if (++phase == of.phases) {
+          phase = 0;
+          ++word;
+        }
+      }
+      if (to_word >= kBits * of.words) break;
       const auto start = PixelsOfPlaces::StartOf(of, line0 + line);
       const int y = start.y * of.stride_h + of.phase_y[phase];
       const bool is_inside = start.y >= 0 && y < of.in_h && start.image < of.images;

@@ -110,6 +110,9 @@ std::string Refuse(const ConvProblem& problem, const Device& device) {
   if (Packs(problem) && problem.has_places) return "codes that other tensors get, too";
   if (Packs(problem)) return Refuse(AsRead(problem, true), device);
   if (!Fits(problem.geometry, problem.x, problem.w_bits)) return kNoFewBits;
+  // Of patches of planes no instance has them.
+  if (problem.planes.x > 0 && problem.residual && problem.is_mapped)
+    return "residuals that are added to what a table has, and planes";
   if (std::string reason = RefuseLine(problem, device); !reason.empty()) return reason;
   if (!problem.floats) return "sums that are rounded as integers";
   const HaloLine line = LineOf(problem);
@@ -125,6 +128,11 @@ int64_t Places(const HaloLine& line, const ConvConfig& config) {
 
 // Of a plane of a patch.
 int64_t PatchWords(const ConvGeometry& g) { return Words(g) * static_cast<int64_t>(Phases(g).size()); }
+
+// Whether pixels come one by one.
+bool Gathers(const ConvProblem& problem) {
+  return HasStride(problem.geometry) || (!problem.IsLine() && problem.shape.in_w <= kGatheredPixels);
+}
 
 // Behind weights, slots of bytes, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
@@ -149,10 +157,13 @@ int SharedBytesOf(const ConvProblem& given, const ConvConfig& config) {
   return static_cast<int>(std::min(BytesWith(problem, config, Slots(problem, config)), kMaxBytes));
 }
 
+// Whether codes are signs of sums (BitsParams::has_steps).
+bool TellsSigns(const ConvProblem& problem) {
+  return problem.has_steps && problem.x.bits == 1 && problem.planes.x == 1 && problem.planes.y == 1 &&
+         (!problem.residual || problem.planes.added == 1);
+}
 int MostTiles(const ConvProblem& problem, int tile_n) {
-  const bool tells_signs = problem.has_steps && problem.x.bits == 1 && problem.planes.x == 1 &&
-                           problem.planes.y == 1 && (!problem.residual || problem.planes.added == 1);
-  return MaxBitTiles(tile_n, problem.x.bits, tells_signs);
+  return MaxBitTiles(tile_n, problem.x.bits, TellsSigns(problem));
 }
 // Of as many threads as an instance may have.
 int ByRegisters(const ConvProblem& problem, const ConvConfig& config) {
@@ -168,7 +179,18 @@ void AddCandidates(const ConvProblem& problem, const Device& device, std::vector
   for (size_t i = first; i < out.size(); ++i) out[i].packs = Packs(problem);
 }
 
-// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 240 of ResNet-50's layers at batch 16.
+// By one warp.
+double GatherClocks(const ConvProblem& problem, const ConvConfig& config) {
+  constexpr double kTurn =
+      120;  // derived from rows of 7 to 28 pixels on an H100, which then took twice as many instructions
+  const HaloLine line = LineOf(problem);
+  const int64_t lines = problem.x.bits * PatchWords(problem.geometry) * line.Rows(config.tile_m),
+                in_turn = lines * CeilDiv(line.w.size, kGatheredPixels);
+  return kTurn * static_cast<double>(CeilDiv(in_turn, 32 / kGatheredPixels));
+}
+
+// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 240 of ResNet-50's layers at batch 16, where
+// codes are signs to 40 of them.
 double Microseconds(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const HaloLine line = LineOf(problem);
@@ -193,12 +215,18 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                       : problem.planes.y > 0   ? 940 * x_bits
                                                : 340 * x_bits;
   const double of_residuals = problem.residual ? units * unit : 0;
-  const double latency = of_planes ? 1450 + 230 * at_once * units + of_residuals : 2400 + 550.0 * slabs + cut;
-  const double rounds = static_cast<double>(CeilDiv(each, patch_tiles)) * (latency + products * tiles);
+  const double latency = !of_planes            ? 2400 + 550.0 * slabs + cut
+                         : TellsSigns(problem) ? 900 + 250 * at_once * units
+                                               : 1450 + 230 * at_once * units + of_residuals;
+  // The first patch is gathered by all warps, others by one.
+  const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
+  const double rounds =
+      static_cast<double>(CeilDiv(each, patch_tiles)) * std::max(latency + products * tiles, gathers);
   const double work =
       at_once * static_cast<double>(each) * (cut + products + (problem.residual ? 1.72 * tile_n : 0));
   const double estimate =
-      (EstimateBusy(blocks * columns, device) + start + std::max(rounds, work)) / kClocksPerMicrosecond;
+      (EstimateBusy(blocks * columns, device) + start + gathers / (4 * tiles) + std::max(rounds, work)) /
+      kClocksPerMicrosecond;
   if (!config.packs) return estimate;
   // Of large products neither Tensor Cores nor what L2 delivers were a limit to those that the model was fitted to. Not
   // measured: both at their peaks, and what packing is by its bytes.
@@ -286,7 +314,7 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
   const ConvShape& s = problem.shape;
   bits.pixels = static_cast<int>(s.batch * s.in_h * s.in_w);
   bits.columns = static_cast<int>(line.w.size);
-  if (HasStride(g)) {
+  if (Gathers(problem)) {
     bits.phases = static_cast<int>(phases.size());
     for (size_t i = 0; i < phases.size(); ++i) {
       bits.phase_y[i] = static_cast<uint8_t>(phases[i].h);

@@ -1,5 +1,18 @@
-// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a): bit_patches.cuh tells how they
-// are computed. Here are patches of bytes, which blocks cut into planes themselves, and what packs planes.
+// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a product of 256 bits
+// takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
+// w = lowest + 2^shift * b,
+//   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
+// and ones in the place of weights count the bits of q for the last term.
+//
+// 128 channels of a place are a word of 16 bytes of each plane, the words of neighbouring places lie side by side, so
+// that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
+// 0 and counts nowhere.
+//
+// Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; where windows have a stride,
+// pixels that far apart are put together, in images of their own, of which each tap has a pixel of one. Or as bytes, in
+// the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may
+// come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
+// codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
 #include "kernels/cuda/conv/bit_patches.cuh"
 
 namespace lowbit::cuda {

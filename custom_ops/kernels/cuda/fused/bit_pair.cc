@@ -91,11 +91,9 @@ void AddCandidates(const ResidualPairProblem& problem, const Device& device, std
 // As each of the two takes alone, of which the second launch needs no start.
 double EstimateOf(const ResidualPairProblem& problem, const ConvConfig& config, const Device& device) {
   constexpr double kStart = 1.2;
-  ConvProblem second = problem.second;
-  second.planes.added = 0;  // residuals come from registers
   const ConvConfig of_bits = OfBits(config);
   return kBitsRow.microseconds(problem.first, of_bits, device) +
-         kBitsRow.microseconds(second, of_bits, device) - kStart;
+         kBitsRow.microseconds(problem.second, of_bits, device) - kStart;
 }
 
 double EstimateOfBestPair(const ResidualPairProblem& problem, const Device& device) {

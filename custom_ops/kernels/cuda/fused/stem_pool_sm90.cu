@@ -104,7 +104,8 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 // A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
 // which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
 // quantized by the same threads.
-template <int kChannels, bool kSigned, Finish kFinish>
+// kPlanes: codes leave as planes of bits. (A branch in one instance for both had it spill registers.)
+template <int kChannels, bool kSigned, Finish kFinish, bool kPlanes>
 struct Pool {
   static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;
   static constexpr int kOwn = kCellTileN / 4,
@@ -304,7 +305,7 @@ struct Pool {
         codes[0][i] = four[0];
       }
     });
-    if (p.epilogue.plane_count > 0) {
+    if constexpr (kPlanes) {
       ExchangeFours(codes[0]);
       if (stores) StoreWords<1>(p, static_cast<int>(at), n0, own, codes);
       at += static_cast<unsigned>(p.pooled_w);
@@ -355,7 +356,7 @@ struct Pool {
     const int column = tile_column + warp * kWarpColumns + group - 1;
     stores = group > 0 && column < p.pooled_w && channel < p.n;
     const int pixel = (image * p.pooled_h + first) * p.pooled_w + column;
-    at = static_cast<unsigned>(p.epilogue.plane_count > 0 ? pixel : pixel * p.n + channel);
+    at = static_cast<unsigned>(kPlanes ? pixel : pixel * p.n + channel);
 
     int upper[kCellTileN / 2], lower[kCellTileN / 2];
     Fetch<0>(0);
@@ -377,13 +378,13 @@ struct Pool {
 };
 #endif
 
-template <int kChannels, bool kSigned, Finish kFinish>
+template <int kChannels, bool kSigned, Finish kFinish, bool kPlanes>
 __global__ void __launch_bounds__(kThreads, kPoolBlocks - kChannels / 4)
     ConvPool(const __grid_constant__ PooledParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   LOWBIT_DYNAMIC_SHARED(shared, 128);
-  __shared__ typename Pool<kChannels, kSigned, kFinish>::Static fixed;
-  Pool<kChannels, kSigned, kFinish>(p, shared, fixed).Run();
+  __shared__ typename Pool<kChannels, kSigned, kFinish, kPlanes>::Static fixed;
+  Pool<kChannels, kSigned, kFinish, kPlanes>(p, shared, fixed).Run();
 #endif
 }
 
@@ -392,16 +393,27 @@ cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions&
   const Finish finish = !e.on_lines     ? Finish::kIntegers
                         : e.lacks_lines ? Finish::kIntegersOfTail
                                         : Finish::kTail;
+  const auto launch = [&]<int kChannels, bool kSigned, Finish kFinish, bool kPlanes>() {
+    return LaunchKernel<ConvPool<kChannels, kSigned, kFinish, kPlanes>>(
+        options,
+        {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
+         kSharedBytes<kChannels>},
+        p);
+  };
+  using enum Finish;
+  if (e.plane_count > 0) {
+    if (finish == kIntegersOfTail) return cudaErrorInvalidValue;
+    return std::visit(
+        [&](auto channel_count, auto is_signed, auto how) {
+          return launch.template operator()<channel_count, is_signed, how, true>();
+        },
+        OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed), OneOf<kIntegers, kTail>(finish));
+  }
   return std::visit(
       [&](auto channel_count, auto is_signed, auto how) {
-        return LaunchKernel<ConvPool<channel_count, is_signed, how>>(
-            options,
-            {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
-             kSharedBytes<channel_count>},
-            p);
+        return launch.template operator()<channel_count, is_signed, how, false>();
       },
-      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed),
-      OneOf<Finish::kIntegers, Finish::kIntegersOfTail, Finish::kTail>(finish));
+      OneOf<1, 2, 3, 4>(channels), OneOf(options.x_signed), OneOf<kIntegers, kIntegersOfTail, kTail>(finish));
 }
 
 }  // namespace
