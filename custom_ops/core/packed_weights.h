@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 namespace lowbit {
 
-// A zeroed buffer whose start is aligned to a cache line.
+// A zeroed buffer whose start is aligned to a cache line; a large one lies in large pages where the system has them.
 class AlignedBytes {
  public:
   static constexpr size_t kAlignment = 64;
@@ -21,6 +22,7 @@ class AlignedBytes {
 
  private:
   struct Free {
+    std::align_val_t alignment;
     void operator()(uint8_t* p) const;
   };
   size_t size_;

@@ -316,3 +316,22 @@ def test_questions_about_functions_of_codes(asked: str) -> None:
             np.testing.assert_array_equal(mine, theirs)
     if asked in ("factor", "slope", "softmax", "clipped"):
         assert not {"Mul", "PRelu", "Softmax", "Conv"} & {*result.ops}, result.ops
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_behind_an_op_that_says_nothing_of_its_output(transposed: bool) -> None:
+    """ONNX does not know ONNX Runtime's QuickGelu: weights tell the rank of what they meet."""
+
+    def build(g: Graph) -> None:
+        quant = g.act(0.03)
+        x = g.node("QuickGelu", [g.input([1, 4, 6, 6], step=0.03)], domain="com.microsoft", alpha=1.0)
+        x = g.qdq(g.node("Relu", [x]), quant)
+        if transposed:
+            weights = g.weight(g.codes((4, 8, 3, 3), low=-127), g.weight_quant(None))
+            y = g.node("ConvTranspose", [x, weights], pads=[1, 1, 1, 1])
+        else:
+            y = conv(g, x, quant, pads=[1, 1, 1, 1])[0]
+        output(g, g.qdq(y, g.act(1.0)), 1, 8 if transposed else None, 6, 6)
+
+    result = alone(build, floats=("Relu",))
+    assert result.ops["LowBitConvTranspose" if transposed else "LowBitConv"] == 1

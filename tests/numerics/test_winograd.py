@@ -43,11 +43,14 @@ pytestmark = pytest.mark.skipif(not ISA, reason="this machine runs no Winograd k
 rows = pytest.mark.parametrize("row", ISA)
 
 
-def refusal(row: str, node: Node) -> str:
-    """Why the row does not compute the node; where it does, all elements were equal."""
+def refusal(row: str, node: Node, threads: int = 2, **pool: float) -> str:
+    """Why the row does not compute the node; where it does, all elements were equal.
+
+    ``task_cycles=1`` cuts blocks as small as they are for so many threads.
+    """
     arguments = (node.op_type, node.attrs, node.inputs)
     try:
-        got = native.run(*arguments, isa=ISA[row], kernel=row, threads=2)
+        got = native.run(*arguments, isa=ISA[row], kernel=row, threads=threads, **pool)
     except native.LowBitError as error:
         return str(error)
     expected = by_reference(node)
@@ -146,7 +149,10 @@ def test_blocks_of_tiles(row):
     for tiles in range(1, 50, 9 if SANITIZED else 3):
         assert not refusal(row, conv(rng, [1, 4, 4 * tiles, 16], 16))
     for batch, channels in ((1, 64), (3, 64), (5, 200), (2, 720)):
-        assert not refusal(row, conv(rng, [batch, 14, 15, channels], 24, w=("signed", 3)))
+        node = conv(rng, [batch, 14, 15, channels], 72, w=("signed", 3))
+        assert not refusal(row, node)
+        for threads in (1, 3, 16):
+            assert not refusal(row, node, threads, task_cycles=1)
 
 
 @rows
@@ -166,7 +172,8 @@ def test_random_nodes(row, seed):
     bits = (
         {"x_bits": int(rng.integers(1, 6)), "w_bits": int(rng.integers(1, 5))} if rng.random() < 0.7 else {}
     )
-    refusal(row, random_nodes.make(str(rng.choice(["LowBitConv", "APConv"])), rng, kind="3x3", **bits))
+    node = random_nodes.make(str(rng.choice(["LowBitConv", "APConv"])), rng, kind="3x3", **bits)
+    refusal(row, node, threads=1 + seed % 7, task_cycles=1)
 
 
 @rows

@@ -362,6 +362,17 @@ def test_a_quantizer_that_was_moved_above_depth_to_space_explains_its_ties(seed)
     assert (checks["LowBitConv"].near_tie > 0) == (seed == 56)
 
 
+def test_codes_that_the_original_has_flattened_are_compared_where_a_product_took_the_flatten_in():
+    built = QONNX_CASES["flatten_before_the_quantizer"].build(8)  # a sum of the convolution lies at a tie
+    result = lowbit.convert(built.model)
+    report = lowbit.verify(result.model, built.model, data=built.feed(8, **built.sizes[0]))
+    assert report.ok
+    assert not [node.note for node in report.nodes if node.note]
+    (conv,) = (node for node in report.nodes if node.op_type == "LowBitConv")
+    assert conv.near_tie == 1
+    assert conv.equal == conv.elements - 1
+
+
 @pytest.mark.parametrize("name", ["between_relu_then_pool", "between_resize"])
 def test_what_chooses_codes_that_were_rounded_at_ties_is_explained(name):
     """The quantizer of these was moved above what chooses: nothing of the original says what it read."""

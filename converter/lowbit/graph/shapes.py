@@ -46,10 +46,12 @@ def infer_shapes(
     declared |= branches
     pools = _rounding_pools(model.graph)
     # One shape may depend on another: every round tells of one Reshape or pool more, until none is left.
-    rounds = 2 + len(pools) + sum(node.op_type == "Reshape" for node in model.graph)
+    rounds = 3 + len(pools) + sum(node.op_type == "Reshape" for node in model.graph)
     for _ in range(rounds):
         _infer_once(model, keeps_shape)
         _compare_types(types)
+        if _tell_convolved(model.graph, keeps_shape):
+            continue
         if _correct_pools(model.graph, pools) or _tell_reshapes(model.graph):
             continue  # what a model declares is believed last
         if not _remember(declared):
@@ -299,6 +301,48 @@ def _posing(model: ir.Model, keeps_shape: Callable[[ir.Node], bool]) -> Iterator
             node.resize_inputs(len(given))
             for index, value in enumerate(given):
                 node.replace_input_with(index, value)
+
+
+_KEEPS_SHAPE = ("BatchNormalization", "Cast", "Clip", "HardSwish", "Identity", "LeakyRelu", "Relu", "Sigmoid")
+
+
+def _tell_convolved(graph: ir.Graph, keeps_shape: Callable[[ir.Node], bool]) -> bool:
+    """Says of what convolutions read how many dims and channels it has, which their weights know.
+
+    A custom op, such as one in front of a network that decodes pictures, says nothing of what it makes.
+
+    Returns:
+        Whether that is news.
+    """
+    news = False
+    for node in reversed(graph):
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source.shape is not None:
+            continue
+        dims: list[int | ir.SymbolicDim | None] | None = None
+        typed = None  # what has the element type, too
+        if is_op(node, "Conv", "ConvInteger", "ConvTranspose", "QLinearConv"):
+            weights = node.inputs[3 if node.op_type == "QLinearConv" else 1]
+            if weights is not None and weights.shape is not None and len(weights.shape) > 2:
+                transposed = node.op_type == "ConvTranspose"
+                channels = weights.shape[0 if transposed else 1]
+                if isinstance(channels, int) and not transposed:
+                    channels *= get_int(node, "group", 1)
+                dims = [None, channels, *[None] * (len(weights.shape) - 2)]
+                typed = weights if is_op(node, "Conv", "ConvTranspose") else None
+        elif is_quantize(node) or is_dequantize(node) or is_op(node, *_KEEPS_SHAPE) or keeps_shape(node):
+            result = node.outputs[0]
+            dims = None if result.shape is None else list(result.shape)
+            if is_quantize(node):
+                typed = node.inputs[1]
+            elif not is_dequantize(node) and not is_op(node, "Cast"):
+                typed = result
+        if dims is None:
+            continue
+        source.shape, news = ir.Shape(dims), True
+        if source.type is None and typed is not None:
+            source.type = typed.type
+    return news
 
 
 def _tell_reshapes(graph: ir.Graph) -> bool:

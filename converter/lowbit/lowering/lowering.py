@@ -163,8 +163,7 @@ class Lowering:
     def define_codes(self, value: ir.Value, stored: Stored) -> None:
         """Says how a tensor of codes is stored from here on."""
         self._codes[value] = stored
-        if stored.flattened is None:
-            self._remember(stored.value, value, stored)
+        self._remember(stored.value, value, stored)
 
     def define_real(self, value: ir.Value, stored: StoredReal) -> None:
         """Says how a float tensor is stored from here on."""
@@ -725,6 +724,11 @@ class Lowering:
             grid, codes = quantization.grid, quantization.range
             rounded = [float(grid.scale), int(grid.zero_point), codes.low, codes.high]
             entry = {"source": real, "rounded": rounded}
+        if isinstance(how, Stored) and how.flattened is not None:
+            dims = how.flattened_dims()
+            if dims is None:
+                return
+            entry["dims"] = dims
         if how.order != identity(len(how.order)):
             entry["perm"] = list(how.order)
         if isinstance(how, Stored) and how.offset:

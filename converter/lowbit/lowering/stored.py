@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import Array
+from lowbit.graph.normal_form import dims_of
 from lowbit.graph.quantization import bits_of
 
 Order = tuple[int, ...]
@@ -62,6 +63,15 @@ class Stored:
     def axis(self, axis: int) -> int:
         """Where an axis of the model's tensor is stored."""
         return self.order.index(axis)
+
+    def flattened_dims(self) -> list[int] | None:
+        """The dims that are flattened, in the model's order; None if one is dynamic or stored before them."""
+        start = self.flattened
+        if start is None or self.value.shape is None or self.order[:start] != identity(start):
+            return None
+        dims = [dims_of(self.value)[self.axis(axis)] for axis in range(start, len(self.order))]
+        known = [dim for dim in dims if dim is not None]
+        return known if len(known) == len(dims) else None
 
     def bits(self, zero_point: int) -> int:
         """The smallest bit width that holds the codes and a zero point, both as stored."""

@@ -4,7 +4,8 @@ The converter records it in the model's metadata under ``lowbit.provenance``, as
 
     {"version": 1, "source": {"file": .., "sha256": ..},
      "values": {"<lowbit value>": {"source": "<original value>", "perm": [0, 2, 3, 1], "offset": 128}, ..},
-                (or "bipolar": true where the codes -1 and +1 are stored as 0 and 1; with "rounded": [scale,
+                (with "dims": [8, 3, 3] the original value is one whose last dims, these, were flattened;
+                "bipolar": true where the codes -1 and +1 are stored as 0 and 1; with "rounded": [scale,
                 zero point, lowest, highest code] the original value is real numbers, and these its codes)
      "nodes": {"<lowbit node>": ["<original node>", ..], ..}}
 """
@@ -35,6 +36,8 @@ KEY = "lowbit.provenance"
 class Place:
     """``lowbit value == transpose(source value, perm) + offset``, stored as ``dtype``.
 
+    With ``dims`` the source value's last dim is these, flattened.
+
     A bipolar one is ``(transpose(source value, perm) + 1) / 2``. One that is ``rounded`` holds codes of the
     source's real numbers: scale, zero point, lowest and highest code.
     """
@@ -45,9 +48,12 @@ class Place:
     dtype: np.dtype[Any] | None = None
     bipolar: bool = False
     rounded: tuple[float, int, int, int] | None = None
+    dims: tuple[int, ...] | None = None
 
     def carry(self, value: Array) -> Array:
         """The original's value in the form that it has in the converted model."""
+        if self.dims is not None:
+            value = value.reshape(*value.shape[:-1], *self.dims)
         if self.perm is not None:
             value = value.transpose(self.perm)
         if self.rounded is not None:
@@ -82,7 +88,8 @@ def read_places(converted: onnx.ModelProto, original: onnx.ModelProto) -> dict[s
         places = {
             name: Place(entry["source"], tuple(entry["perm"]) if entry.get("perm") else None,
                         int(entry.get("offset", 0)), bipolar=bool(entry.get("bipolar")),
-                        rounded=_rounded(entry.get("rounded")))
+                        rounded=_rounded(entry.get("rounded")),
+                        dims=tuple(entry["dims"]) if entry.get("dims") else None)
             for name, entry in values.items()
         }  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:

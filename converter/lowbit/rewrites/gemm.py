@@ -103,15 +103,8 @@ def _flattened_columns(x: Stored) -> np.ndarray[Any, np.dtype[np.intp]] | None:
     j, so the weights for the stored row are those columns in the stored order.
     """
     assert x.flattened is not None
-    assert x.value.shape is not None
-    start = x.flattened
-    if sorted(x.order[:start]) != list(range(start)) or x.order[:start] != identity(start):
+    start, dims = x.flattened, x.flattened_dims()
+    if dims is None:
         return None
-    dims = [dim for dim in dims_of(x.value)[start:] if dim is not None]
-    if len(dims) != len(x.order) - start:
-        return None
-    model_dims = [0] * len(dims)
-    for stored_axis, axis in enumerate(x.order[start:]):
-        model_dims[axis - start] = dims[stored_axis]
-    in_model = np.arange(math.prod(model_dims)).reshape(model_dims)
+    in_model = np.arange(math.prod(dims)).reshape(dims)
     return in_model.transpose([axis - start for axis in x.order[start:]]).reshape(-1)

@@ -573,7 +573,7 @@ void GemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   const double cycles = Cycles(shape), blocks = static_cast<double>(plan.blocks);
   const double packing = static_cast<double>(plan.pixels * padded_k_);
   const size_t pixel_tasks = std::clamp(static_cast<size_t>(cycles / kTaskCycles), size_t{1}, plan.blocks);
-  const size_t few = std::min(DivideUp(FewTasks(), plan.blocks), panels_.size());
+  const size_t few = std::min(DivideUp(FewTasks(pool), plan.blocks), panels_.size());
   const size_t panel_tasks =
       pixel_tasks < plan.blocks
           ? 1

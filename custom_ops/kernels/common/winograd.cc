@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/packed_weights.h"
+#include "core/plan_cache.h"
 #include "core/status.h"
 #include "kernels/common/channel_weights.h"
 #include "kernels/common/epilogue_tables.h"
@@ -229,24 +230,21 @@ struct TilePlan {
   size_t tiles = 0;              // of the largest block, the last
   size_t slice = 0;              // blocks of input channels, whose weights are transformed at a time
 };
-// Large slices leave room for few tiles, and for every block of tiles the weights are transformed again; for
-// every slice the sums of its products are loaded and stored.
-TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums,
-                   const ConvShape& shape) {
+// Blocks of at most `most` tiles. Large slices leave room for few tiles, and for every block of tiles the weights are
+// transformed again; for every slice the sums of its products are loaded and stored.
+TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums, const ConvShape& shape,
+                   size_t most) {
   TilePlan plan;
   plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme.tile);
   plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme.tile);
   const size_t total = std::max(static_cast<size_t>(shape.batch) * plan.rows * plan.columns, size_t{1});
   const WinogradCycles& cycles = scheme.cycles();
   double least = 0;
-  // Blocks are dealt out to threads; not below a size at which transforming the weights for each costs little.
-  constexpr size_t kSharedTiles = 64;
-  const size_t shared = std::max(RoundUp(DivideUp(total, FewTasks()), scheme.group), kSharedTiles);
-  const size_t most = std::min({total, scheme.block_tiles, shared});
-  for (size_t slices = 1, limit = 0; slices <= blocks && limit < most; ++slices) {
+  const size_t largest = std::min({total, scheme.block_tiles, most});
+  for (size_t slices = 1, limit = 0; slices <= blocks && limit < largest; ++slices) {
     const size_t slice = DivideUp(blocks, slices);
     if (slice > 1 && scheme.pass_points * slice * BlockWeights(scheme) > scheme.slice_bytes) continue;
-    limit = std::min(LargestBlock(scheme, blocks, slice, sums), shared);
+    limit = std::min(LargestBlock(scheme, blocks, slice, sums), most);
     if (limit == 0) continue;
     // Blocks of about one size, of whole groups of tiles but for the last.
     const size_t least_blocks = DivideUp(total, limit),
@@ -267,6 +265,35 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
     plan.tiles = RoundUp(std::min(total, step), scheme.granule);
   }
   return plan;
+}
+
+size_t TilesOf(const WinogradScheme& scheme, const ConvShape& shape) {
+  const auto edge = static_cast<int64_t>(scheme.tile);
+  return static_cast<size_t>(shape.batch * ((shape.out_h + edge - 1) / edge) *
+                             ((shape.out_w + edge - 1) / edge));
+}
+
+// Threads whose number is not known get no smaller blocks: transforming the weights for each costs little then.
+constexpr size_t kSharedTiles = 64;
+
+// For such threads, and what the cost model takes blocks to be.
+TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums,
+                   const ConvShape& shape) {
+  const size_t shared = RoundUp(DivideUp(TilesOf(scheme, shape), FewTasks()), scheme.group);
+  return PlanTiles(scheme, blocks, sums, shape, std::max(shared, kSharedTiles));
+}
+
+// Of a panel's products in a block of `tiles`: groups of tiles, and cycles for a point and a block of input channels.
+struct BlockProducts {
+  double groups, cycles;
+};
+BlockProducts ProductsOf(const WinogradScheme& scheme, size_t tiles) {
+  const WinogradCycles& cycles = scheme.cycles();
+  const size_t size = scheme.GroupOf(tiles);
+  if (size == 0) return {0, 0};
+  const size_t whole = tiles / size, last = scheme.WholeOf(tiles % size);
+  const auto groups = static_cast<double>(whole);
+  return {groups + (last > 0 ? 1 : 0), groups * cycles.Product(size) + (last > 0 ? cycles.Product(last) : 0)};
 }
 
 struct Scratch {
@@ -297,6 +324,12 @@ class WinogradKernel final : public ConvKernel {
     int32_t* sums;
     WinogradDirect* direct;
   };
+  // How a shape is computed by some threads.
+  struct RunPlan {
+    TilePlan tiles;
+    Scratch layout;
+    TaskSplit split;
+  };
   // A tile's image and the first of its outputs.
   struct Tile {
     int64_t image, y, x;
@@ -306,6 +339,8 @@ class WinogradKernel final : public ConvKernel {
   template <size_t kUnit>
   void PackUnits(const int8_t* weights, size_t count, uint8_t* to) const;
   Scratch PlanScratch(const TilePlan& plan) const;
+  double BlockCycles(const TilePlan& plan, size_t panels) const;
+  RunPlan MakePlan(const RunKey& key) const;
   Tile TileAt(const TilePlan& plan, size_t index) const;
   void TransformTile(const Task& task, const Tile& tile, size_t group, uint8_t* to, size_t block_pitch) const;
   void TransformBlock(const Task& task, size_t first, size_t count, size_t group) const;
@@ -333,6 +368,7 @@ class WinogradKernel final : public ConvKernel {
   PackedWeights taps_;
   std::vector<Panel> panels_;
   SumBytes sums_{};
+  mutable PlanCache<RunKey, RunPlan> plans_;
 };
 
 WinogradKernel::WinogradKernel(const ConvSpec& spec, const WinogradScheme& scheme)
@@ -629,24 +665,50 @@ void WinogradKernel::FinishBlock(const Task& task, size_t first, size_t count, c
   }
 }
 
+// What a block takes some panels of it, alone.
+double WinogradKernel::BlockCycles(const TilePlan& plan, size_t panels) const {
+  const WinogradCycles& cycles = scheme_.cycles();
+  const auto tiles = static_cast<double>(plan.step), blocks = static_cast<double>(blocks_),
+             wide = static_cast<double>(panels);
+  const auto groups =
+      static_cast<double>(DivideUp(panels * static_cast<size_t>(geometry_.group), panels_.size()));
+  const BlockProducts products = ProductsOf(scheme_, plan.step);
+  const double slices = static_cast<double>(DivideUp(blocks_, plan.slice));
+  return groups * blocks * tiles * cycles.input +
+         wide * (blocks * cycles.weights +
+                 static_cast<double>(scheme_.Points()) *
+                     (blocks * products.cycles + slices * products.groups * cycles.sums) +
+                 tiles * (cycles.output + cycles.finish));
+}
+
+// Deals blocks of tiles and panels out so that the threads are done soonest, as IgemmKernel::MakePlan does. Small blocks
+// have their weights transformed more often, parts of the panels their inputs.
+WinogradKernel::RunPlan WinogradKernel::MakePlan(const RunKey& key) const {
+  const size_t total = TilesOf(scheme_, key.shape);
+  const TilePlan whole = PlanTiles(scheme_, blocks_, sums_, key.shape, total);
+  const double cycles = static_cast<double>(whole.blocks) * BlockCycles(whole, panels_.size());
+  const auto [tiles, split] = DealOut(
+      key, cycles, panels_.size(),
+      [&](size_t wanted) {
+        const size_t most = RoundUp(DivideUp(total, wanted), scheme_.granule),
+                     least = key.threads == 0 ? kSharedTiles : 1;
+        return PlanTiles(scheme_, blocks_, sums_, key.shape, std::max(most, least));
+      },
+      [&](const TilePlan& plan, size_t wide) { return BlockCycles(plan, wide); });
+  return {tiles, PlanScratch(tiles), split};
+}
+
 void WinogradKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  const TilePlan plan = PlanTiles(scheme_, blocks_, sums_, args.shape);
-  const size_t total = static_cast<size_t>(args.shape.batch) * plan.rows * plan.columns;
+  const size_t total = TilesOf(scheme_, args.shape);
   if (total == 0) return;
-  const Scratch layout = PlanScratch(plan);
-  // Blocks are dealt out first, then panels of a block. A thread that computes several tasks of a block transforms its
-  // inputs once; of every thread that must remain a part of its work.
-  const double inputs = static_cast<double>(plan.tiles * blocks_) * scheme_.cycles().input;
-  const double products = static_cast<double>(plan.tiles * blocks_ * panels_.size() * scheme_.Points()) *
-                          scheme_.cycles().Product(scheme_.group) / static_cast<double>(scheme_.group);
-  const size_t pixel_tasks = std::clamp(
-      static_cast<size_t>(static_cast<double>(plan.blocks) * products / kTaskCycles), size_t{1}, plan.blocks);
-  const size_t few = DivideUp(FewTasks(), plan.blocks);
-  const size_t panel_tasks = std::clamp(static_cast<size_t>(products / std::max(kTaskCycles, inputs)),
-                                        size_t{1}, std::min(few, panels_.size()));
-  const bool keeps = panel_tasks > 1 && pixel_tasks == plan.blocks && geometry_.group == 1;
+  const RunKey key{args.shape, pool.Threads(), pool.TaskCycles()};
+  const auto run_plan = plans_.Get(key, [&] { return MakePlan(key); });
+  const TilePlan& plan = run_plan->tiles;
+  const Scratch& layout = run_plan->layout;
+  const TaskSplit& split = run_plan->split;
+  // A thread that computes several tasks of a block transforms its inputs once.
+  const bool keeps = split.panel_tasks > 1 && split.pixel_tasks == plan.blocks && geometry_.group == 1;
   const uint64_t tickets = keeps ? NewTickets(plan.blocks) : 0;
-  const TaskSplit split = {plan.blocks, pixel_tasks, panels_.size(), panel_tasks};
   pool.ParallelFor(split.tasks(), [&](size_t index) {
     const auto [first_block, end_block, first_panel, end_panel] = split[index];
     const auto [scratch, kept] = ThreadScratch(layout.bytes, keeps ? tickets + first_block : 0);
@@ -730,21 +792,14 @@ std::string WinogradRefusal(const ConvSpec& spec, const WinogradScheme& scheme) 
 
 double WinogradCost(const ConvSpec& spec, const ConvShape& shape, const WinogradScheme& scheme) {
   const ConvGeometry& g = spec.geometry;
-  const auto edge = static_cast<int64_t>(scheme.tile);
-  const auto tiles = static_cast<size_t>(shape.batch * ((shape.out_h + edge - 1) / edge) *
-                                         ((shape.out_w + edge - 1) / edge));
+  const size_t tiles = TilesOf(scheme, shape);
   const WinogradCycles& cycles = scheme.cycles();
   const TilePlan plan = PlanTiles(scheme, InputBlocks(g, scheme), MostSumBytes(scheme), shape);
   // Of all blocks but the last, and of the last one.
-  double groups = 0, steps = 0;
-  const auto add_blocks = [&](size_t times, size_t count) {
-    const size_t size = scheme.GroupOf(count), whole = count / size, last = scheme.WholeOf(count % size);
-    const auto n = static_cast<double>(times), whole_groups = static_cast<double>(whole);
-    groups += n * (whole_groups + (last > 0 ? 1 : 0));
-    steps += n * (whole_groups * cycles.Product(size) + (last > 0 ? cycles.Product(last) : 0));
-  };
-  add_blocks(plan.blocks - 1, plan.step);
-  add_blocks(1, std::max(tiles, size_t{1}) - (plan.blocks - 1) * plan.step);
+  const BlockProducts each = ProductsOf(scheme, plan.step),
+                      last = ProductsOf(scheme, std::max(tiles, size_t{1}) - (plan.blocks - 1) * plan.step);
+  const auto others = static_cast<double>(plan.blocks - 1);
+  const double groups = others * each.groups + last.groups, steps = others * each.cycles + last.cycles;
   const auto panels = static_cast<double>(PanelsOf(g, scheme)),
              blocks = static_cast<double>(InputBlocks(g, scheme));
   const auto chunks = static_cast<double>(TotalChunks(spec, scheme));

@@ -2,8 +2,11 @@
 // of a thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <utility>
 
 #include "core/conv.h"
 #include "core/thread_pool.h"
@@ -38,6 +41,48 @@ struct TaskSplit {
             panels * panel_task / panel_tasks, panels * (panel_task + 1) / panel_tasks};
   }
 };
+
+// What a run of a kernel is planned for.
+struct RunKey {
+  ConvShape shape;
+  size_t threads;      // ThreadPool::Threads, 0 where they are not known
+  double task_cycles;  // ThreadPool::TaskCycles
+  bool operator==(const RunKey&) const = default;
+};
+
+// Cuts the pixels into blocks and deals these and the panels out so that the threads are done soonest, as far as can be
+// told: in so many rounds of equal tasks, whose last one takes half a task longer because no two threads are equally fast
+// (on an idle Xeon some take twice as long as others for the same). A task costs, beside its blocks, what hands it to its
+// thread. `cycles`: of the whole layer, uncut; cut(wanted): about so many blocks, with their number in `blocks`;
+// block_cycles(blocks, panels): of one of them and of some panels, with what is done again for each block or part of the
+// panels.
+template <class Cut, class BlockCycles>
+auto DealOut(const RunKey& key, double cycles, size_t panels, const Cut& cut,
+             const BlockCycles& block_cycles) {
+  constexpr size_t kMostRounds = 4;
+  const size_t threads = key.threads == 0 ? FewTasks() : key.threads;
+  const size_t worth = threads == 1 ? 1 : static_cast<size_t>(std::max(cycles / key.task_cycles, 1.0));
+  std::pair<decltype(cut(size_t{1})), TaskSplit> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t wide = panels, parts = 1; parts <= std::min(panels, worth); parts = DivideUp(panels, --wide)) {
+    wide = DivideUp(panels, parts);  // the fewest panels of a task that make so many parts
+    for (size_t rounds = 1; rounds <= (worth == 1 ? 1 : kMostRounds); ++rounds) {
+      auto made = cut(std::max<size_t>(std::min(threads * rounds, worth) / parts, 1));
+      const TaskSplit split = {made.blocks, std::clamp(worth / parts, size_t{1}, made.blocks), panels, parts};
+      const double task =
+          key.task_cycles / 4 +
+          static_cast<double>(DivideUp(made.blocks, split.pixel_tasks)) * block_cycles(made, wide);
+      const double time =
+          (static_cast<double>(DivideUp(split.tasks(), threads)) + (threads == 1 ? 0 : 0.5)) * task;
+      if (time < least) {
+        least = time;
+        best = {std::move(made), split};
+      }
+    }
+    if (wide == 1) break;
+  }
+  return best;
+}
 
 // The parts of a thread's scratch memory, laid out one behind the other, each at the start of a cache line.
 class ScratchLayout {

@@ -41,6 +41,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "core/packed_weights.h"
@@ -367,14 +368,6 @@ struct RunPlan {
   BlockGrid grid;
   Workspace workspace;
   TaskSplit split;
-};
-
-// What it is made for.
-struct RunKey {
-  ConvShape shape;
-  size_t threads;
-  double task_cycles;
-  bool operator==(const RunKey&) const = default;
 };
 
 // Weights as a core reads them again for another block.
@@ -842,47 +835,28 @@ void IgemmKernel::SumRows(const IgemmBlock& block, int32_t* sums) const {
   }
 }
 
-// Cuts the pixels into blocks and deals these and the panels out so that the threads are done soonest, as far as can be
-// told: in so many rounds of equal tasks, whose last one takes half a task longer because no two threads are equally fast
-// (on an idle Xeon some take twice as long as others for the same). What a task costs beside its products: what hands it
-// to its thread, what it sets up for each block, and that it reads its weights again for each.
+// What a block of pixels costs beside its products: what it sets up, and that its weights are read again.
 RunPlan IgemmKernel::MakePlan(const RunKey& key) const {
-  constexpr size_t kMostRounds = 4;
-  RunPlan best;
-  best.shape = Shape(key.shape);
-  const size_t panels = panels_.size();
-  const double cycles = Cycles(best.shape);
-  const size_t worth = key.threads == 1 ? 1 : static_cast<size_t>(std::max(cycles / key.task_cycles, 1.0));
-  double least = 0;
-  for (size_t wide = panels, parts = 1; parts <= panels; parts = DivideUp(panels, --wide)) {
-    if (parts > worth || best.shape.OutPixels() == 0) break;
-    wide = DivideUp(panels, parts);  // the fewest panels of a task that make so many parts
-    for (size_t rounds = 1; rounds <= kMostRounds; ++rounds) {
-      const size_t wanted = std::max<size_t>(std::min(key.threads * rounds, worth) / parts, 1);
-      const BlockGrid grid = PlanBlocks(geometry_, window_, engine_, best.shape, output_.interleaved, wanted);
-      const TaskSplit split = {grid.blocks, std::clamp(worth / parts, size_t{1}, grid.blocks), panels, parts};
-      const double setup = static_cast<double>(grid.pixels) * SetupCycles(geometry_, window_, engine_, 1);
-      const double block = setup + static_cast<double>(wide) * PanelCycles(grid);
-      const double task =
-          key.task_cycles / 4 + static_cast<double>(DivideUp(grid.blocks, split.pixel_tasks)) * block;
-      const double time =
-          (static_cast<double>(DivideUp(split.tasks(), key.threads)) + (key.threads == 1 ? 0 : 0.5)) * task;
-      if (best.grid.blocks == 0 || time < least) {
-        least = time;
-        best.grid = grid;
-        best.split = split;
-      }
-      if (worth == 1) break;
-    }
-    if (wide == 1) break;
+  RunPlan plan;
+  plan.shape = Shape(key.shape);
+  if (plan.shape.OutPixels() > 0) {
+    std::tie(plan.grid, plan.split) = DealOut(
+        key, Cycles(plan.shape), panels_.size(),
+        [&](size_t wanted) {
+          return PlanBlocks(geometry_, window_, engine_, plan.shape, output_.interleaved, wanted);
+        },
+        [&](const BlockGrid& grid, size_t wide) {
+          const double setup = static_cast<double>(grid.pixels) * SetupCycles(geometry_, window_, engine_, 1);
+          return setup + static_cast<double>(wide) * PanelCycles(grid);
+        });
   }
-  best.workspace = PlanWorkspace(window_, engine_, best.grid, RowSumGroups());
-  return best;
+  plan.workspace = PlanWorkspace(window_, engine_, plan.grid, RowSumGroups());
+  return plan;
 }
 
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
   if (Shape(args.shape).OutPixels() == 0) return;
-  const RunKey key{args.shape, FewTasks(pool), pool.TaskCycles()};
+  const RunKey key{args.shape, pool.Threads(), pool.TaskCycles()};
   const auto plan = plans_.Get(key, [&] { return MakePlan(key); });
   const ConvShape& shape = plan->shape;
   const BlockGrid& grid = plan->grid;

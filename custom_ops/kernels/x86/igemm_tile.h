@@ -56,7 +56,22 @@ struct TileArgs {
   // prefetch per k-group, `fetch_step` bytes on.
   const int8_t* fetch;
   size_t fetch_step;
+  bool streams;  // the panel's only tile: its weights are read once, and fetched as FetchStream does
 };
+
+// How far ahead of its use a weight that is read once is fetched. The first fully connected layer of VGG-16, 25088 x 4096
+// and one pixel, takes 0.68 of the time on Sapphire Rapids and 0.74 to 0.83 on Zen 5 that it takes where a line of four is
+// fetched a panel (1.6 MB) ahead, and 0.84 and 0.9 to 1.0 of that without a fetch; 8 to 32 KB ahead are equal.
+constexpr size_t kStreamBytes = 32 * 1024, kLineBytes = 64;
+
+// Fetches what a tile of NV vectors reads of a stream of weights for a k-group, from far enough behind `weights`. Panels lie
+// behind each other, so that the end of one fetches the beginning of the next.
+template <class S, int NV>
+inline __attribute__((always_inline)) void FetchStream(const int8_t* weights) {
+#pragma GCC unroll 4
+  for (size_t i = 0; i < NV * S::kWeightBytes; i += kLineBytes)
+    __builtin_prefetch(weights + kStreamBytes + i, 0, 2);
+}
 
 // Whether all pixels of a tile lie outside the image in this segment, and a pixel outside the image
 // multiplies zeros: such a segment adds nothing. Up to a tenth of a 3x3 kernel's work on the small images at
@@ -163,8 +178,12 @@ inline __attribute__((always_inline)) void AddSegments(const TileArgs& t, typena
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
     for (size_t k = 0; k < b.groups * 4; k += 4) {
-      __builtin_prefetch(fetch, 0, 2);
-      fetch += fetch_step;
+      if (t.streams) {
+        FetchStream<S, NV>(w);
+      } else {
+        __builtin_prefetch(fetch, 0, 2);
+        fetch += fetch_step;
+      }
       const auto group = [&](int r) __attribute__((always_inline)) {
         const I bytes = S::Set(LoadGroup(x[r] + k));
         return kShift ? S::AddBytes(bytes, shift) : bytes;
@@ -186,8 +205,12 @@ inline __attribute__((always_inline)) void AddRows(const TileArgs& t, typename S
   const uint8_t* const first = t.x;
   const uint32_t *offset = b.offsets, *const end = offset + b.segments * b.groups;
   for (; offset < end; ++offset, w += NV * S::kWeightBytes) {
-    __builtin_prefetch(fetch, 0, 2);
-    fetch += fetch_step;
+    if (t.streams) {
+      FetchStream<S, NV>(w);
+    } else {
+      __builtin_prefetch(fetch, 0, 2);
+      fetch += fetch_step;
+    }
     const uint8_t* x[(MR + 2) / 3];
 #pragma GCC unroll 4
     for (int i = 0; i < (MR + 2) / 3; ++i) {
@@ -329,11 +352,12 @@ void RunPanel(const IgemmBlock& b, const IgemmPanel& panel) {
   const size_t run = in_rows ? b.columns : b.pixels, runs = b.pixels / run;
   const size_t tiles = (run + kMax - 1) / kMax;
   const size_t shorter = run / tiles, longer = run % tiles;
-  TileArgs t{&b, &panel, b.rows, nullptr, 0, panel.weights, 0};
+  TileArgs t{&b, &panel, b.rows, nullptr, 0, panel.weights, 0, false};
   const size_t steps = b.segments * b.groups;
-  const bool has_next = &panel + 1 < b.all_panels_end;
-  if (has_next && steps * NV * S::kWeightBytes >= kFetchedPanelBytes)
-    t.fetch_step = NV * S::kWeightBytes / (runs * tiles);
+  const bool has_next = &panel + 1 < b.all_panels_end,
+             is_fetched = steps * NV * S::kWeightBytes >= kFetchedPanelBytes;
+  t.streams = is_fetched && runs * tiles == 1;
+  if (has_next && is_fetched) t.fetch_step = NV * S::kWeightBytes / (runs * tiles);
   if (t.fetch_step != 0) t.fetch = panel.weights + steps * NV * S::kWeightBytes;
   for (size_t row = 0; row < runs; ++row) {
     if (in_rows) t.x = b.rows[row];

@@ -142,9 +142,14 @@ cudaError_t WithGatheredFinish(const GatherParams& p, bool is_signed, const F& f
                         : f.template operator()<false, Finish::kFloats>();
 }
 
+// tile_n where weights have zero points: those of more channels exceed kFixedSharedBytes.
+inline constexpr int kMostZeroColumns = 128;
+
 // Whether a tile of so many channels may be finished so: planes are stored in half words at least.
 template <Finish kFinish, int kTileN>
-inline constexpr bool kMayFinish = kFinish != Finish::kPlanesTail || kTileN % (kPlaneChannels / 2) == 0;
+inline constexpr bool kMayFinish =
+    kFinish == Finish::kPlanesTail ? kTileN % (kPlaneChannels / 2) == 0
+                                   : kFinish != Finish::kOfZeros || kTileN <= kMostZeroColumns;
 
 // What a sample has (HasInstance) of a family whose tiles are finished in many ways: one for each way that sums go, of a typical
 // tile. All finishes are in the sample of boxes_sm90.cu, by the same function (FinishTile).

@@ -52,6 +52,7 @@ bool FitsLargest(const ConvProblem& problem, const ConvConfig& config) {
 bool Fits(const ConvProblem& problem, const ConvConfig& config, const Device& device) {
   if (SharedBytesOf(problem, config) > device.shared_bytes) return false;
   if (CeilDiv(problem.n, config.tile_n) * problem.groups > kMaxColumns) return false;
+  if (problem.has_w_zero && config.tile_n > kMostZeroColumns) return false;
   return IsWgmma(config) || problem.vector16 || (config.tile_m == 64 && config.tile_n == 64);
 }
 

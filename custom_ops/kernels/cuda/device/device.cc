@@ -7,9 +7,6 @@
 namespace lowbit::cuda {
 namespace {
 
-// 4 KB of a block's shared memory stay for what a kernel has of fixed size.
-constexpr int kFixedSharedBytes = 4096;
-
 // What cudaDeviceProp says of each architecture: the largest shared memory of a block (CUDA C++ Programming Guide,
 // "Technical Specifications per Compute Capability"), and the multiprocessors of its largest GPU for data centers.
 struct Architecture {

@@ -6,6 +6,10 @@
 
 namespace lowbit::cuda {
 
+// So much of a block's shared memory stays for what a kernel has of fixed size: with more the driver refuses to launch
+// it, as PrepareKernel asks for all the rest.
+inline constexpr int kFixedSharedBytes = 4096;
+
 struct Device {
   int ordinal = 0;  // -1: a GPU that is not there
   // 10 * major + minor, 90 on Hopper. That of the code that runs there, which is what kernels are chosen by.

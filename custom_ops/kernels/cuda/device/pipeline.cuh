@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
@@ -173,6 +174,7 @@ __device__ __forceinline__ void MultiplyTiles(uint32_t a, uint32_t b, int k_tile
 //   Load            all that it does once the barriers are there.
 template <typename Family>
 __device__ __forceinline__ void RunPipeline(Family family) {
+  static_assert(sizeof(family.fixed) <= kFixedSharedBytes);
   family.SetUp();
   __syncthreads();
   if constexpr (requires { family.Load(); }) {

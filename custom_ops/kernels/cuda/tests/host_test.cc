@@ -106,6 +106,15 @@ void TestRanking() {
     const ConvProblem empty{.m = 0, .n = 256, .k = 64, .tiled = true, .boxes = true, .streams = true};
     Expect(!RankConfigs(empty, device).empty(), "no pixels are no trouble");
     CheckRanking({.m = 784, .n = 16, .k = 144, .groups = 32, .tiled = true}, device);
+    for (const bool has_w_zero : {false, true}) {
+      const std::vector<ConvConfig> ranked =
+          RankConfigs({.m = 12544, .n = 512, .k = 576, .tiled = true, .has_w_zero = has_w_zero}, device);
+      const bool any_wide = std::any_of(ranked.begin(), ranked.end(), [](const ConvConfig& each) {
+        return each.tile_n > kMostZeroColumns;
+      });
+      Expect(any_wide == (device.capability == 90 && !has_w_zero),
+             "zero points of few channels fit beside tiles");
+    }
     // ResNet-50's 3x3 convolutions as lines of places.
     for (const int64_t batch : {1, 16, 128}) {
       for (const int size : {56, 28, 14, 7}) {
