@@ -165,8 +165,8 @@ FAMILIES = {
         "Windows whose weights have one bit and whose codes have 1 or 2. A block holds what one "
         "of `halo` holds, its weights as bits, and the planes of the patch, which its threads cut once for "
         "all taps; a step along K is two words of 128 channels each. Where the codes lie in memory as planes "
-        "there are no slots: patches come as they are multiplied, and windows of one tap or with a stride are "
-        "worth it, too: pixels that a stride sets apart are put together, an image for each tap's place in it. "
+        "there are no slots: patches come as they are multiplied, and windows of one tap or with a stride "
+        "are worth it, too: pixels that a stride sets apart are put together, as images of their own. "
         "Residuals in planes are added to codes that leave in planes by logic, 32 channels at once. "
         "For large products of bytes another kernel makes planes first (`packed`).",
         "shared memory of a block",
@@ -523,9 +523,10 @@ FAMILIES = {
     "bit_pair": Family(
         "bit_pair: a shortcut's layer and the one that adds it, on planes of bits",
         "Two 1x1 layers whose weights and codes have one bit, either maybe with a stride. A block keeps the "
-        "weights of both and fetches a patch of both inputs, as `bits` does. The signs of a product's sums are "
-        "the bits of its codes, 32 of them in a register: those of both meet there. "
-        "`bit_pair_128x128_stages2`: 128 pixels by 128 channels, the next patch comes while one is multiplied.",
+        "weights of both and fetches a patch of both inputs, as `bits` does. The signs of a product's sums "
+        "are the bits of its codes, 32 of them in a register: those of both meet there. "
+        "`bit_pair_128x128_stages2`: 128 pixels by 128 channels, the next patch comes while one is "
+        "multiplied.",
         "shared memory of a block",
         [
             Group("fetched once", [Cell("bits of a", "weights", 1.2), Cell("bits of b", "weights", 1.2)]),

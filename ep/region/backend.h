@@ -144,7 +144,7 @@ class Backend {
     (void)step;
     return 0;
   }
-  // Whether it may read the second tensor that it is fed, which it adds, in so many.
+  // Whether it may read the second tensor that it is fed, which it adds or multiplies, in so many.
   virtual bool AddsPlanes(const Step& step, int planes) const {
     (void)step, (void)planes;
     return false;

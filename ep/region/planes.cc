@@ -15,7 +15,7 @@ class PlaneChooser {
       : backend_(backend), steps_(steps), may_(std::move(may)), set_of_(may_.size()), most_(may_.size()) {
     std::iota(set_of_.begin(), set_of_.end(), size_t{0});
     for (const StepTensors& step : steps_) {
-      // Steps read planes as the first tensor that they are fed, and add those of the second.
+      // Steps read planes as the first tensor that they are fed, and add, or read besides, those of the second.
       for (size_t i = 2; i < step.reads.size(); ++i) may_[step.reads[i]] = false;
       if (backend_.KeepsPlanes(*step.step)) Join(step.reads[0], step.makes);
     }

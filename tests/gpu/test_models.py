@@ -433,7 +433,7 @@ def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 def test_first_blocks_in_planes(bits: int, tmp_path: Path) -> None:
-    """A block with a stride, whose shortcut has a convolution, reads and makes planes; of one bit in one kernel."""
+    """A block whose shortcut has a convolution, maybe with a stride, reads and makes planes."""
     graph = qonnx_graphs.QonnxGraph("first blocks in planes", 11)
     sign = qonnx_graphs.Quant(np.float32(1), bits=0)
 

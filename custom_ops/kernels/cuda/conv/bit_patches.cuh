@@ -13,8 +13,8 @@ __device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int 
   return kBits == 1 ? counts[0][at] : counts[0][at] + 2 * counts[kBits - 1][at];
 }
 
-// What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the codes,
-// of one bit, of another product (kPlanesSteps).
+// What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the
+// codes, of one bit, of another product (kPlanesSteps).
 template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
 struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
   using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
@@ -302,8 +302,8 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
       planes[0] = SignsOf(sums, i, word) ^ flips[word];
     });
   }
-  // A thread's part of a word of signs, of the tile's row or the one eight below: they are shifted in one by one, in the
-  // order of a word's bits (BitOfChannel).
+  // A thread's part of a word of signs, of the tile's row or the one eight below: they are shifted in one by one, in
+  // the order of a word's bits (BitOfChannel).
   __device__ __forceinline__ unsigned SignsOf(const int (&sums)[kSums], int i, int word) const {
     static_assert(kBits == 1);
     unsigned halves[2] = {};

@@ -34,7 +34,7 @@ std::vector<TapPhase> Phases(const ConvGeometry& g) {
   phases.erase(std::unique(phases.begin(), phases.end()), phases.end());
   return phases;
 }
-// Taps as they follow each other along K, those of a phase in a row: the second word of a step lies behind the first one.
+// Taps as they follow each other along K, those of a phase in a row: the second word of a step lies behind the first.
 std::vector<int64_t> TapsInOrder(const ConvGeometry& g) {
   std::vector<int64_t> taps(static_cast<size_t>(g.Taps()));
   std::iota(taps.begin(), taps.end(), int64_t{0});

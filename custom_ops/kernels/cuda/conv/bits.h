@@ -24,8 +24,8 @@ inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
 // Of a code of two bits with a residual of two.
 inline constexpr int kBitProducts = 16;
 
-// Rows of up to so many pixels are gathered by as many threads. A copy of a row takes about 35 clocks, however short it is: on
-// an H100 512 channels at 7x7, of one plane and of two, took 1 and 1.7 us longer than wider images let expect.
+// Rows of up to so many pixels are gathered by as many threads. A copy of a row takes about 35 clocks, however short it
+// is: on an H100 512 channels at 7x7, of one plane and of two, took 1 and 1.7 us longer than wider images let expect.
 inline constexpr int kGatheredPixels = 8;
 // Of pixels that strides set apart, those along both dims.
 inline constexpr int kMaxPhases = 16;

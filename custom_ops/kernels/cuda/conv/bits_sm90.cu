@@ -10,9 +10,10 @@
 //
 // Codes may come as planes (core/bit_planes.h), which lie in memory as wgmma wants them; where windows have a stride,
 // pixels that far apart are put together, in images of their own, of which each tap has a pixel of one. Or as bytes, in
-// the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals may
-// come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has whole parts of their words: those of codes before the residual (of two
-// codes the signs of sums less the channel's step) and of residuals make them by logic, for 32 channels at once.
+// the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals
+// may come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has
+// whole parts of their words: those of codes before the residual (of two codes the signs of sums less the channel's
+// step) and of residuals make them by logic, for 32 channels at once.
 #include "kernels/cuda/conv/bit_patches.cuh"
 
 namespace lowbit::cuda {

@@ -14,8 +14,8 @@ namespace lowbit::cuda {
 
 extern const FusedRow<ResidualPairProblem> kBitPairKernel;
 
-// `planes`: what the first is fed (x), the second (added), and what is made. Every configuration that computes both in one
-// kernel, and kSeparateKernels where both have kernels of their own; the cost model's choice first.
+// `planes`: what the first is fed (x), the second (added), and what is made. Every configuration that computes both in
+// one kernel, and kSeparateKernels where both have kernels of their own; the cost model's choice first.
 std::vector<ConvConfig> BitPairConfigs(const ResidualPair& pair, const ResidualPairShapes& shapes,
                                        const TensorPlanes& planes);
 // Of the best of these; nullopt where there are none.

@@ -1,5 +1,5 @@
-// Two convolutions of planes of bits, the codes of the first one the residuals of the second, on wgmma for Hopper (sm_90a).
-// A block keeps the weights of both for its channels, and fetches patches of both inputs, which have the same places. A
+// Two convolutions of planes of bits, the codes of the first one the residuals of the second, on wgmma for Hopper
+// (sm_90a). A block keeps the weights of both for its channels, and fetches patches of both inputs, which have the same places. A
 // thread finds the bits of the second's codes, 32 of them in a register, then those of the first's, and the logic of
 // residuals in planes makes what is stored of both (bits_sm90.cu).
 #include "kernels/cuda/conv/bit_patches.cuh"

@@ -104,7 +104,7 @@ __device__ __forceinline__ void TakeLargest(int (&largest)[kCellTileN / 2],
 // A block. It has its own loop, not that of pipeline.cuh: what comes from memory are a thread's own floats,
 // which wait for nobody else; what is shared are cells, of which a row is multiplied while the next is
 // quantized by the same threads.
-// kPlanes: codes leave as planes of bits. (A branch in one instance for both had it spill registers.)
+// kPlanes: codes leave as planes of bits.
 template <int kChannels, bool kSigned, Finish kFinish, bool kPlanes>
 struct Pool {
   static constexpr int kPlace = kCellWords<kChannels>, kRowWords = kRowCells * kPlace;

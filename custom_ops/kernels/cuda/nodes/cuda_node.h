@@ -77,7 +77,7 @@ class PackedNode {
   }
   // In how many planes (core/bit_planes.h) the node may read the first tensor that it is fed; 0: in none.
   virtual int PlanesRead() const { return 0; }
-  // Whether it may read the second tensor that it is fed, which it adds, in so many.
+  // Whether it may read the second tensor that it is fed, which it adds or multiplies, in so many.
   virtual bool AddsPlanes(int planes) const {
     static_cast<void>(planes);
     return false;
