@@ -280,7 +280,7 @@ def cuda_build() -> Outcome:
     emulated = ["LOWBIT_TUNE=off"]
     emulated += [f"LOWBIT_CUDA_LIBRARY={library.with_name('liblowbit_emulated_cuda.so')}"]
     return checked(
-        configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}"),
+        configure(folder, *settings, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_TESTED}", "-DLOWBIT_CUDA_UNITY=ON"),
         built(folder, "lowbit_cuda", "lowbit_cuda_host_test", "lowbit_emulated_cuda", *CUDA_EMULATED),
         ctest(folder, "-R", "lowbit_cuda_host_test|lowbit_cuda_choices_test|lowbit_emulated_cuda"),
         # It loads where there is neither a driver nor a toolkit.
