@@ -144,6 +144,10 @@ struct Tile {
       column = 4 * (warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross);
     }
     __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
+      Multiply(weights, columns, [](int) {});
+    }
+    template <typename Among>
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns, const Among& among) {
 #pragma unroll
       for (int k = 0; k < kDepth; ++k) {
         float4 w[kFoursDown], x[kFoursAcross];
@@ -155,6 +159,7 @@ struct Tile {
         for (int j = 0; j < kFoursAcross; ++j) {
           x[j] = *reinterpret_cast<const float4*>(columns + k * kPitch + column + j * kColumnStep);
         }
+        among(k);
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
 #pragma unroll
