@@ -66,6 +66,28 @@ __device__ __forceinline__ void CopyAsyncOrZero(uint32_t shared, const void* glo
 #endif
 }
 
+// The same, if any, without a branch. The compiler may move accesses of shared memory across it: to be used where those of this
+// memory lie on the other side of a barrier.
+template <int kBytes, bool kCached>
+__device__ __forceinline__ void CopyAsyncAmong(uint32_t shared, const void* global, bool copy, bool any) {
+#if __CUDA_ARCH__ >= 800
+  const int bytes = copy ? kBytes : 0, asked = any ? 1 : 0;
+  if constexpr (kCached) {
+    asm volatile(
+        "{\n.reg .pred any;\nsetp.ne.s32 any, %4, 0;\n@any cp.async.ca.shared.global [%0], [%1], %2, "
+        "%3;\n}\n" ::"r"(shared),
+        "l"(global), "n"(kBytes), "r"(bytes), "r"(asked));
+  } else {
+    asm volatile(
+        "{\n.reg .pred any;\nsetp.ne.s32 any, %4, 0;\n@any cp.async.cg.shared.global [%0], [%1], %2, "
+        "%3;\n}\n" ::"r"(shared),
+        "l"(global), "n"(kBytes), "r"(bytes), "r"(asked));
+  }
+#else
+  if (any) CopyAsyncOrZero<kBytes>(shared, global, copy);
+#endif
+}
+
 // A barrier of kThreads threads, of the first ones or of those that name another than 1.
 template <int kThreads>
 __device__ __forceinline__ void SyncThreads(int barrier = 1) {

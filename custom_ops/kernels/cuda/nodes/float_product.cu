@@ -1,5 +1,5 @@
 // Gemm, MatMul and Conv in float32 on the CUDA cores, summed with fma. Rows are outputs (of the node or a group), columns
-// are rows of A or pixels. A thread multiplies 4 or 8 outputs along either side, whose operands it reads from shared
+// are rows of A or pixels. A thread multiplies 4, 8 or 14 outputs along either side, whose operands it reads from shared
 // memory 16 bytes at a time.
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,9 @@ struct FloatParams : SplitParams {
 // another number here is another bit. Fitted on H100s, all tiles with up to 64 slices: to 40 convolutions in rows of equals
 // (16 of each, batch 1 and 16), and to what changes the time of a whole ResNet (each of its kinds of layers with other tiles,
 // ResNet-50 at batch 1 and 16, ResNet-18 at 1). What is estimated of good tiles is off by 6 % on average; networks take 1.01
-// times what they take with the best tiles, rows at batch 1 at most 1.02.
+// times what they take with the best tiles, rows at batch 1 at most 1.02. What tiles of 28 columns multiply is of rows at batch 1
+// alone (19 layers of 7x7 to 112x112 pixels): what is chosen of all tiles takes at most 1.02 times what the best one takes, but
+// for 1x1 256->256 at 56x56 (1.10).
 struct FloatRates {
   // Clocks of the first blocks, and of those that find no room beside them.
   static constexpr double kStart = 2450, kWave = 3000;
@@ -41,6 +43,73 @@ double PartInClusters(int blocks, int at_once) {
   }
   const int room = 16 * at_once;
   return static_cast<double>(room / blocks * blocks) / room * (blocks > 2 ? FloatRates::kReached : 1);
+}
+
+// What lies behind a tile's last row is copied from another one, and not stored.
+template <typename T>
+struct RowWeights {
+  static constexpr int kFours = T::kRows / 4, kStep = T::kBlock / kFours, kPasses = T::kDepth / kStep;
+  static_assert(T::kBlock % kFours == 0 && T::kDepth % kStep == 0);
+  struct Copies {
+    const float* from;
+    uint32_t to;
+    bool any;
+  };
+  const FloatParams& p;
+  const float* first;
+  uint32_t to;
+
+  __device__ __forceinline__ RowWeights(const FloatParams& params, int group, int i0, int k0, uint32_t stages)
+      : p(params) {
+    const int four = ThreadOfTeam<T>() % kFours, k = ThreadOfTeam<T>() / kFours;
+    first = p.weights + (static_cast<int64_t>(group) * p.depth + k0 + k) * p.pitch +
+            min(i0 + 4 * four, p.pitch - 4);
+    to = stages + (k * T::kRows + 4 * four) * 4;
+  }
+  __device__ __forceinline__ Copies Begin(int step, int stage, bool any) const {
+    return {first + static_cast<int64_t>(step * T::kDepth) * p.pitch, to + stage * kStageFloats<T> * 4, any};
+  }
+  __device__ __forceinline__ void Copy(Copies& copies, int pass) const {
+    CopyAsyncAmong<16, false>(copies.to + pass * kStep * T::kRows * 4, copies.from, true, copies.any);
+    copies.from += static_cast<int64_t>(kStep) * p.pitch;
+  }
+  __device__ __forceinline__ void Fetch(int step, int stage) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      CopyAsync<16>(to + (stage * kStageFloats<T> + pass * kStep * T::kRows) * 4,
+                    first + static_cast<int64_t>(step * T::kDepth + pass * kStep) * p.pitch);
+    }
+  }
+};
+
+// About how many clocks a multiprocessor needs for its blocks, some at once and those waves one after the other.
+template <typename T>
+double CostOfBlocks(const SplitParams& p, int slices, int multiprocessors, int products, int plain_products) {
+  using Rates = FloatRates;
+  constexpr int kShared = 227 << 10, kSharedOfBlock = 1 << 10;
+  const int blocks = slices / T::kTeams;  // of a tile of outputs
+  if (blocks > kMostBlocks) return std::numeric_limits<double>::infinity();
+  const int at_once = std::min(T::kBlocks, kShared / (SharedBytes<T>(blocks > 1) + kSharedOfBlock));
+  const double tiles =
+      static_cast<double>(BlocksFor(p.columns, T::kColumns)) * BlocksFor(p.rows, T::kRows) * p.groups;
+  const double all = tiles * blocks / (multiprocessors * PartInClusters(blocks, at_once));
+  const double waves = std::floor(all / at_once), rest = std::ceil(all - waves * at_once);
+  // Elements of k: halfway between what takes as long as a team's longest slice and what the block has, since teams that
+  // are done leave their time to the others.
+  const auto steps_of = [&](int parts) { return BlocksFor(p.depth, int64_t{parts} * T::kDepth); };
+  const double longest = T::kDepth * 0.5 * (steps_of(slices) * T::kTeams + steps_of(blocks));
+  const double most = p.by_taps.divisor == 1 ? plain_products : products;
+  const double fetched = (T::kRows + T::kColumns) * longest * sizeof(float) / Rates::kBytes;
+  constexpr double kSum = T::kOutputs * sizeof(float);  // bytes
+  const double sent =
+      (blocks > 1 ? kSum / Rates::kSent : 0) + (T::kTeams > 1 ? kSum * T::kTeams / Rates::kMet : 0);
+  const auto together = [&](double count) {  // clocks of so many blocks at once
+    const double under_way = count * T::kOutputs * T::kTeams;
+    const double multiplied = T::kOutputs * longest * (under_way + Rates::kHiding) / (under_way * most);
+    return count * (std::max(multiplied, fetched) + sent);
+  };
+  const double last = rest > 0 ? together(rest) : -Rates::kWave;
+  return Rates::kStart + waves * (together(at_once) + Rates::kWave) + last;
 }
 
 // kProducts, kPlainProducts: products in a clock of very many outputs under way, of windows and where those are 1x1.
@@ -64,30 +133,7 @@ struct Tile {
   static constexpr int kWarpsAcross = kAcross / kLanesAcross;
   static_assert(kRows / kThreadRows * kAcross == kBlock && kLanesDown * kLanesAcross == kWarp);
 
-  // What lies behind the last row is copied from another one, and not stored.
-  struct Weights {
-    static constexpr int kFours = kRows / 4, kStep = kBlock / kFours;
-    static_assert(kBlock % kFours == 0 && kDepth % kStep == 0);
-    const FloatParams& p;
-    const float* first;
-    uint32_t to;
-
-    __device__ __forceinline__ Weights(const FloatParams& params, int group, int i0, int k0, uint32_t stages)
-        : p(params) {
-      const int four = ThreadOfTeam<Tile>() % kFours, k = ThreadOfTeam<Tile>() / kFours;
-      first = p.weights + (static_cast<int64_t>(group) * p.depth + k0 + k) * p.pitch +
-              min(i0 + 4 * four, p.pitch - 4);
-      to = stages + (k * kRows + 4 * four) * 4;
-    }
-    __device__ __forceinline__ void Fetch(int step, int stage) const {
-#pragma unroll
-      for (int k = 0; k < kDepth; k += kStep) {
-        CopyAsync<16>(to + (stage * kStageFloats<Tile> + k * kRows) * 4,
-                      first + static_cast<int64_t>(step * kDepth + k) * p.pitch);
-      }
-    }
-  };
-
+  using Weights = RowWeights<Tile>;
   struct Sums {
     float sums[kThreadRows][kThreadColumns] = {};
     int row, column;
@@ -98,6 +144,10 @@ struct Tile {
       column = 4 * (warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross);
     }
     __device__ __forceinline__ void Multiply(const float* weights, const float* columns) {
+      Multiply(weights, columns, [](int) {});
+    }
+    template <typename Among>
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns, const Among& among) {
 #pragma unroll
       for (int k = 0; k < kDepth; ++k) {
         float4 w[kFoursDown], x[kFoursAcross];
@@ -109,6 +159,7 @@ struct Tile {
         for (int j = 0; j < kFoursAcross; ++j) {
           x[j] = *reinterpret_cast<const float4*>(columns + k * kPitch + column + j * kColumnStep);
         }
+        among(k);
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
 #pragma unroll
@@ -121,38 +172,85 @@ struct Tile {
     __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
   };
 
-  // About how many clocks a multiprocessor needs for its blocks, some at once and those waves one after the other.
   static double CostOf(const SplitParams& p, int slices, int multiprocessors) {
-    using Rates = FloatRates;
-    constexpr int kShared = 227 << 10, kSharedOfBlock = 1 << 10;
-    const int blocks = slices / kTeams;  // of a tile of outputs
-    if (blocks > kMostBlocks) return std::numeric_limits<double>::infinity();
-    const int at_once = std::min(kBlocks, kShared / (SharedBytes<Tile>(blocks > 1) + kSharedOfBlock));
-    const double tiles =
-        static_cast<double>(BlocksFor(p.columns, kColumns)) * BlocksFor(p.rows, kRows) * p.groups;
-    const double all = tiles * blocks / (multiprocessors * PartInClusters(blocks, at_once));
-    const double waves = std::floor(all / at_once), rest = std::ceil(all - waves * at_once);
-    // Elements of k: halfway between what takes as long as a team's longest slice and what the block has, since teams that
-    // are done leave their time to the others.
-    const auto steps_of = [&](int parts) { return BlocksFor(p.depth, int64_t{parts} * kDepth); };
-    const double longest = kDepth * 0.5 * (steps_of(slices) * kTeams + steps_of(blocks));
-    const double most = p.by_taps.divisor == 1 ? kPlainProducts : kProducts;
-    const double fetched = (kRows + kColumns) * longest * sizeof(float) / Rates::kBytes;
-    constexpr double kSum = kOutputs * sizeof(float);  // bytes
-    const double sent =
-        (blocks > 1 ? kSum / Rates::kSent : 0) + (kTeams > 1 ? kSum * kTeams / Rates::kMet : 0);
-    const auto together = [&](double count) {  // clocks of so many blocks at once
-      const double under_way = count * kOutputs * kTeams;
-      const double multiplied = kOutputs * longest * (under_way + Rates::kHiding) / (under_way * most);
-      return count * (std::max(multiplied, fetched) + sent);
-    };
-    const double last = rest > 0 ? together(rest) : -Rates::kWave;
-    return Rates::kStart + waves * (together(at_once) + Rates::kWave) + last;
+    return CostOfBlocks<Tile>(p, slices, multiprocessors, kProducts, kPlainProducts);
   }
 };
-using Tiles = std::tuple<Tile<128, 64, 8, 8, 3, 97, 85>, Tile<64, 64, 8, 4, 4, 95, 82>,
-                         Tile<64, 32, 8, 4, 4, 90, 71>, Tile<64, 32, 8, 4, 4, 97, 95, 4>,
-                         Tile<64, 32, 8, 8, 3, 97, 84, 8, 256>, Tile<128, 8, 4, 4, 6, 96, 92>>;
+
+// Of 28 columns, as many as divide images of 14, 28, 56 and 112 pixels a side: their last tile is not cut off, as one of 32 or
+// 64 columns is. A thread makes four outputs of 14, in three fours and a pair.
+template <int kTileRows, int kTeamsOf, int kProducts, int kPlainProducts>
+struct RunTile {
+  using Params = FloatParams;
+  static constexpr int kRows = kTileRows, kColumns = 28, kOutputs = kRows * kColumns;
+  static constexpr int kThreadRows = 4, kThreadColumns = 14, kStages = 3, kDepth = 16;
+  static constexpr int kTeams = kTeamsOf, kBlock = kOutputs / (kThreadRows * kThreadColumns);
+  static constexpr int kBlocks = 256 / (kBlock * kTeams);
+  static constexpr bool kCopiesAmong = true;
+  using TapSource = ChannelsSource<RunTile>;
+  using Weights = RowWeights<RunTile>;
+  static constexpr int kFours = 3, kAcross = kColumns / kThreadColumns;
+  static constexpr int kRowStep = kRows, kColumnStep = 4 * kAcross;
+  static constexpr int kWeightFloats = kDepth * kRows, kPitch = kColumns + 4;
+  static_assert(kBlock % kWarp == 0);
+
+  struct Sums {
+    float sums[kThreadRows][kThreadColumns] = {};
+    int row, column, pair;  // the first row, where the first four and the pair are
+
+    __device__ __forceinline__ Sums() {
+      row = kThreadRows * (ThreadOfTeam<RunTile>() / kAcross);
+      column = 4 * (ThreadOfTeam<RunTile>() % kAcross);
+      pair = kFours * kColumnStep + column / 2;
+    }
+    template <typename Among>
+    __device__ __forceinline__ void Multiply(const float* weights, const float* columns, const Among& among) {
+#pragma unroll
+      for (int k = 0; k < kDepth; ++k) {
+        const float4 w = *reinterpret_cast<const float4*>(weights + k * kRows + row);
+        float4 x[kFours];
+#pragma unroll
+        for (int j = 0; j < kFours; ++j) {
+          x[j] = *reinterpret_cast<const float4*>(columns + k * kPitch + column + j * kColumnStep);
+        }
+        const float2 last = *reinterpret_cast<const float2*>(columns + k * kPitch + pair);
+        among(k);
+#pragma unroll
+        for (int i = 0; i < kThreadRows; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4 * kFours; ++j) {
+            sums[i][j] = __fmaf_rn(ElementOf(w, i), ElementOf(x[j / 4], j % 4), sums[i][j]);
+          }
+          sums[i][4 * kFours] = __fmaf_rn(ElementOf(w, i), last.x, sums[i][4 * kFours]);
+          sums[i][4 * kFours + 1] = __fmaf_rn(ElementOf(w, i), last.y, sums[i][4 * kFours + 1]);
+        }
+      }
+    }
+    __device__ __forceinline__ void Put(float* tile) const {
+#pragma unroll
+      for (int i = 0; i < kThreadRows; ++i) {
+        float* const line = tile + (row + i) * kColumns;
+        const float* const v = sums[i];
+#pragma unroll
+        for (int j = 0; j < kFours; ++j) {
+          *reinterpret_cast<float4*>(line + column + j * kColumnStep) =
+              make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+        }
+        *reinterpret_cast<float2*>(line + pair) = make_float2(v[4 * kFours], v[4 * kFours + 1]);
+      }
+    }
+    __device__ __forceinline__ float At(int i, int j) const { return sums[i][j]; }
+  };
+
+  static double CostOf(const SplitParams& p, int slices, int multiprocessors) {
+    return CostOfBlocks<RunTile>(p, slices, multiprocessors, kProducts, kPlainProducts);
+  }
+};
+
+using Tiles =
+    std::tuple<Tile<128, 64, 8, 8, 3, 97, 85>, Tile<64, 64, 8, 4, 4, 95, 82>, Tile<64, 32, 8, 4, 4, 90, 71>,
+               Tile<64, 32, 8, 4, 4, 97, 95, 4>, Tile<64, 32, 8, 8, 3, 97, 84, 8, 256>,
+               RunTile<64, 8, 97, 88>, RunTile<128, 4, 102, 88>, Tile<128, 8, 4, 4, 6, 96, 92>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
 static_assert(FloatTiling::kTiles == std::tuple_size_v<Tiles>);
 

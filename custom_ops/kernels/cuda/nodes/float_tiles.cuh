@@ -24,7 +24,13 @@
 //   Weights                     which copies those of a stage, by Fetch(step, stage);
 //   Sums                        which adds the products of a stage, by Multiply(weights, columns), and tells them, by
 //                               At(row, column) from `row` and `column` on.
-//   TapSource                   if it has one, of columns where p.taps_first.
+//   TapSource                   if it has one, of columns where p.taps_first;
+//   kCopiesAmong                if it has it: copies of a stage stand among the products of another one, and not in front of
+//                               them, where the first operands would wait behind all of them. Weights::Begin(step, stage,
+//                               copies) and Copy do what Fetch does, in kPasses parts, and Multiply has a third operand,
+//                               which it calls with every element of k.
+// A tile whose threads' outputs are no squares of four is one of convolutions, by several teams, whose
+//   Sums::Put(tile)             stores them as lines of the tile's columns.
 // Where products are made while the threads do something else, it also has
 //   Weights::Wait               until those of a stage are there;
 //   Sums::Wait, Finish          until Multiply's products are added; what is left to do behind the last ones.
@@ -68,6 +74,19 @@ inline constexpr int kStageFloats = T::kWeightFloats + T::kDepth * T::kPitch;
 template <typename T>
 inline constexpr bool kIsAsync = requires(const typename T::Weights& weights) { weights.Wait(0, 0u); };
 
+// Whether copies stand among products.
+template <typename T>
+inline constexpr bool kMayCopyAmong = [] {
+  if constexpr (requires { T::kCopiesAmong; }) {
+    return T::kCopiesAmong;
+  } else {
+    return false;
+  }
+}();
+// Whether threads' outputs are not squares of four.
+template <typename T>
+inline constexpr bool kHasRuns = requires(const typename T::Sums& sums, float* tile) { sums.Put(tile); };
+
 // Of teams of a block: how many, all their threads, which one a thread is in, its number there, a barrier of its threads.
 template <typename T>
 inline constexpr int kTeamsOf = [] {
@@ -96,14 +115,29 @@ __device__ __forceinline__ void SyncTeam() {
   }
 }
 
+// How many groups of `size` threads a team has, a power of two. Threads behind them copy nothing.
+constexpr int GroupsOf(int threads, int size) {
+  int groups = 1;
+  while (2 * groups * size <= threads) groups *= 2;
+  return groups;
+}
+
 // ---- where the elements of x lie. Each copies those of a stage, element k of column j to shared memory at
-// k * kPitch + j, and zeros where there are none.
+// k * kPitch + j, and zeros where there are none: by Fetch at once, or in kPasses parts by Copy behind Begin.
 
 // Pixels side by side, 16 bytes at a time: 1x1 convolutions, where the addresses allow it.
 template <typename T>
 struct FoursSource {
-  static constexpr int kFours = T::kColumns / 4, kSteps = T::kBlock / kFours;
-  static_assert(T::kBlock % kFours == 0 && T::kDepth % kSteps == 0);
+  static constexpr int kFours = T::kColumns / 4, kSteps = GroupsOf(T::kBlock, kFours);
+  static constexpr int kPasses = T::kDepth / kSteps;
+  static constexpr bool kAllCopy = kSteps * kFours == T::kBlock;
+  static_assert(T::kColumns % 4 == 0 && T::kDepth % kSteps == 0);
+  struct Copies {
+    const float* from;
+    int k;
+    uint32_t to;
+    bool any;
+  };
   const SplitParams& p;
   const float* first = nullptr;
   int64_t k_step;
@@ -117,7 +151,17 @@ struct FoursSource {
     to = pixels + (own * T::kPitch + 4 * four) * 4;
   }
   __device__ __forceinline__ void Prepare(int, int) const {}
+  __device__ __forceinline__ Copies Begin(int k0, int stage, bool any) const {
+    return {first + (k0 + own) * k_step, k0 + own, to + stage * kStageFloats<T> * 4,
+            any && (kAllCopy || own < kSteps)};
+  }
+  __device__ __forceinline__ void Copy(Copies& copies, int pass) const {
+    CopyAsyncAmong<16, true>(copies.to + pass * kSteps * T::kPitch * 4, copies.from,
+                             copies.k + pass * kSteps < p.k, copies.any);
+    copies.from += kSteps * k_step;
+  }
   __device__ __forceinline__ void Fetch(int k0, int stage) const {
+    if (!kAllCopy && own >= kSteps) return;
     const float* x = first + (k0 + own) * k_step;
 #pragma unroll
     for (int k = 0; k < T::kDepth; k += kSteps) {
@@ -183,8 +227,13 @@ inline constexpr int kTableBytes = kTeamsOf<T> * T::kStages * T::kDepth * static
 
 template <typename T>
 struct WindowSource {
-  static constexpr int kSteps = T::kBlock / T::kColumns;
-  static_assert(T::kBlock % T::kColumns == 0);
+  static constexpr int kSteps = GroupsOf(T::kBlock, T::kColumns), kPasses = T::kDepth / kSteps;
+  static constexpr bool kAllCopy = kSteps * T::kColumns == T::kBlock;
+  struct Copies {
+    const Step* steps;
+    uint32_t to;
+    bool any;
+  };
   const SplitParams& p;
   const float* first;
   int top = kOutside, left = 0;
@@ -223,14 +272,26 @@ struct WindowSource {
     }
     Table(stage)[own_step] = step;
   }
+  __device__ __forceinline__ bool IsInside(const Step& step) const {
+    return static_cast<unsigned>(top + step.dy) < static_cast<unsigned>(p.windows.h.in) &&
+           static_cast<unsigned>(left + step.dx) < static_cast<unsigned>(p.windows.w.in);
+  }
+  __device__ __forceinline__ Copies Begin(int, int stage, bool any) const {
+    return {Table(stage) + min(own, kSteps - 1), to + stage * kStageFloats<T> * 4,
+            any && (kAllCopy || own < kSteps)};
+  }
+  __device__ __forceinline__ void Copy(const Copies& copies, int pass) const {
+    const Step step = copies.steps[pass * kSteps];
+    CopyAsyncAmong<4, true>(copies.to + pass * kSteps * T::kPitch * 4, first + step.offset, IsInside(step),
+                            copies.any);
+  }
   __device__ __forceinline__ void Fetch(int, int stage) const {
-    const auto in_h = static_cast<unsigned>(p.windows.h.in), in_w = static_cast<unsigned>(p.windows.w.in);
+    if (!kAllCopy && own >= kSteps) return;
     const Step* const steps = Table(stage) + own;
 #pragma unroll
     for (int k = 0; k < T::kDepth; k += kSteps) {
       const Step step = steps[k];
-      const bool inside =
-          static_cast<unsigned>(top + step.dy) < in_h && static_cast<unsigned>(left + step.dx) < in_w;
+      const bool inside = IsInside(step);
       CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, first + step.offset, inside);
     }
   }
@@ -239,18 +300,24 @@ struct WindowSource {
 // Any columns whose elements of k in a stage are channels at one tap (p.taps_first), an element at a time.
 template <typename T>
 struct ChannelsSource {
-  static constexpr int kSteps = T::kBlock / T::kColumns;
-  static_assert(T::kBlock % T::kColumns == 0);
+  static constexpr int kSteps = GroupsOf(T::kBlock, T::kColumns), kPasses = T::kDepth / kSteps;
+  static constexpr bool kAllCopy = kSteps * T::kColumns == T::kBlock;
+  struct Copies {
+    const float* from;
+    uint32_t to;
+    bool inside;
+    bool any;
+  };
   const SplitParams& p;
   const float* first;
   int64_t plane;
   int top = kOutside, left = 0;
+  int own = ThreadOfTeam<T>() / T::kColumns;  // along k
   uint32_t to;
 
   __device__ __forceinline__ ChannelsSource(const SplitParams& params, int group, int j0, uint32_t pixels)
       : p(params), first(params.x), plane(ConvColumn::ChannelStep(params)) {
     const int column = ThreadOfTeam<T>() % T::kColumns;
-    const int own = ThreadOfTeam<T>() / T::kColumns;  // along k
     const ConvColumn of(p, group, j0 + column);
     if (of.image != nullptr) {
       top = static_cast<int>(of.top), left = static_cast<int>(of.left);
@@ -259,17 +326,28 @@ struct ChannelsSource {
     to = pixels + (own * T::kPitch + column) * 4;
   }
   __device__ __forceinline__ void Prepare(int, int) const {}
-  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+  __device__ __forceinline__ Copies Begin(int k0, int stage, bool any) const {
     const auto [chunk, tap] = Divided(static_cast<unsigned>(k0) / T::kDepth, p.by_taps);
     const auto [ty, tx] = Divided(tap, p.by_kernel_w);
     const int dy = static_cast<int>(ty) * static_cast<int>(p.windows.h.dilation);
     const int dx = static_cast<int>(tx) * static_cast<int>(p.windows.w.dilation);
     const bool inside = static_cast<unsigned>(top + dy) < static_cast<unsigned>(p.windows.h.in) &&
                         static_cast<unsigned>(left + dx) < static_cast<unsigned>(p.windows.w.in);
-    const float* x = first + (chunk * T::kDepth * plane + dy * static_cast<int>(p.windows.w.in) + dx);
+    const float* const x = first + (chunk * T::kDepth * plane + dy * static_cast<int>(p.windows.w.in) + dx);
+    return {x, to + stage * kStageFloats<T> * 4, inside, any && (kAllCopy || own < kSteps)};
+  }
+  __device__ __forceinline__ void Copy(Copies& copies, int pass) const {
+    CopyAsyncAmong<4, true>(copies.to + pass * kSteps * T::kPitch * 4, copies.from, copies.inside,
+                            copies.any);
+    copies.from += kSteps * plane;
+  }
+  __device__ __forceinline__ void Fetch(int k0, int stage) const {
+    if (!kAllCopy && own >= kSteps) return;
+    const Copies copies = Begin(k0, stage, true);
+    const float* x = copies.from;
 #pragma unroll
     for (int k = 0; k < T::kDepth; k += kSteps, x += kSteps * plane) {
-      CopyAsyncOrZero<4>(to + (stage * kStageFloats<T> + k * T::kPitch) * 4, x, inside);
+      CopyAsyncOrZero<4>(copies.to + k * T::kPitch * 4, x, copies.inside);
     }
   }
 };
@@ -465,6 +543,7 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
 
   int stage = 0;
   uint32_t parity = 0;
+  constexpr bool kCopiesAmong = kMayCopyAmong<T> && requires { source.Begin(0, 0, true); };
   const auto fetch_next = [&](int step) {
     const int next = step + kStages - 1;
     if (next < steps) {
@@ -485,6 +564,17 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
       sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
       fetch_next(step);
       sums.Wait();
+    } else if constexpr (kCopiesAmong) {
+      const int next = step + kStages - 1, target = stage == 0 ? kStages - 1 : stage - 1;
+      auto weight_copies = weights.Begin(next, target, next < steps);
+      auto column_copies = source.Begin(k0 + next * T::kDepth, target, next < steps);
+      constexpr int kWeightEach = T::kDepth / T::Weights::kPasses, kColumnEach = T::kDepth / Source::kPasses;
+      sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats, [&](int k) {
+        if (k % kWeightEach == 0) weights.Copy(weight_copies, k / kWeightEach);
+        if (k % kColumnEach == 0) source.Copy(column_copies, k / kColumnEach);
+      });
+      if (next < steps) source.Prepare(k0 + (next + 1) * T::kDepth, stage);
+      CommitCopies();
     } else {
       fetch_next(step);
       sums.Multiply(weights_of_stage, weights_of_stage + T::kWeightFloats);
@@ -611,13 +701,18 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
     // The teams' sums, [teams][the tile], take the place of the stages, where every thread finds those of some outputs.
     static_assert(T::kOutputs <= kStages * kStageFloats<T>);
     __syncthreads();
+    float* const own_sums = all_stages + Team<T>() * T::kOutputs;
+    if constexpr (kHasRuns<T>) {
+      sums.Put(own_sums);
+    } else {
 #pragma unroll
-    for (int square = 0; square < kSquares; ++square) {
+      for (int square = 0; square < kSquares; ++square) {
 #pragma unroll
-      for (int line = 0; line < 4; ++line) {
-        const Fours four = four_of(square, line);
-        *reinterpret_cast<float4*>(all_stages + Team<T>() * T::kOutputs + place_of(square, line)) =
-            make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+        for (int line = 0; line < 4; ++line) {
+          const Fours four = four_of(square, line);
+          *reinterpret_cast<float4*>(own_sums + place_of(square, line)) =
+              make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+        }
       }
     }
     __syncthreads();
@@ -781,7 +876,8 @@ void WithTile(int index, const Fn& fn) {
 
 // Few columns are of Gemms with few rows.
 template <typename Column, typename T>
-inline constexpr bool kMayUse = kStoresColumns<Column> || T::kColumns >= kWarp;
+inline constexpr bool kMayUse =
+    kHasRuns<T> ? !kStoresColumns<Column> : kStoresColumns<Column> || T::kColumns >= kWarp;
 
 // The first tile where no other can make so many slices on a device.
 struct TileChoice {
@@ -881,13 +977,15 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
   WithTile<Tiles>(tile, [&](auto known) {
     using T = decltype(known);
     constexpr bool kIsTypical = HasInstance(std::is_same_v<T, std::tuple_element_t<0, Tiles>>);
-    if constexpr (kStoresColumns<Column>) {
+    if constexpr (!kMayUse<Column, T>) {
+      run.Check(cudaErrorInvalidValue);
+    } else if constexpr (kStoresColumns<Column>) {
       if constexpr (kIsTypical) {
         LaunchTile<LinesSource<T>, Column, T>(run, p, device);
       } else {
         run.Check(cudaErrorInvalidValue);
       }
-    } else if constexpr (kMayUse<Column, T>) {
+    } else {
       if constexpr (kIsTypical) {
         if (HasFours(p)) return LaunchTile<FoursSource<T>, Column, T>(run, p, device);
       }
@@ -933,8 +1031,10 @@ NodePlanPtr PlanProduct(const std::string& name, Params geometry, const Device& 
       "a float product sums ", geometry.depth, " products, which are too many");
   geometry.slices = CheapestSlices<Tiles, Column>(geometry, tiling.slices);
   bool may_use = false;
-  WithTile<Tiles>(tiling.tile,
-                  [&](auto known) { may_use = geometry.slices % kTeamsOf<decltype(known)> == 0; });
+  WithTile<Tiles>(tiling.tile, [&](auto known) {
+    using T = decltype(known);
+    may_use = kMayUse<Column, T> && geometry.slices % kTeamsOf<T> == 0;
+  });
   const int tile =
       may_use ? tiling.tile : CheapestTile<Tiles, Column>(geometry, geometry.slices, device).tile;
   std::string text = name;

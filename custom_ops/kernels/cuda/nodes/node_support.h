@@ -100,7 +100,7 @@ PackedNodePtr Pack(const FloatConvOp& op, const Device& device, FloatPrecision p
 // tiles, of which a Conv has all but the last, where it can make the slices, and at most so many slices of the sums:
 // powers of two up to 16, without Tensor Cores up to 64 and 3, 6, 12, 24 and 48, too.
 struct FloatTiling {
-  static constexpr int kTiles = 6, kTensorTiles = 4;
+  static constexpr int kTiles = 8, kTensorTiles = 4;
   int tile = -1, slices = 0;  // -1 and 0: the cheapest
 };
 PackedNodePtr PackTiled(const FloatGemmOp& op, const Device& device, const Limits& limits,

@@ -653,6 +653,22 @@ Case MakeConv(Draw& draw) {
     op.window = DrawWindow(draw, 7);
     op.window.dilation = {1, 1, 1};
   }
+  Dims planes = PlanesShape(draw, op.in_channels, op.window.spatial);
+  if (c.precision == FloatPrecision::kFloat32 && draw.Coin(0.2)) {  // images that tiles of 28 columns divide
+    op.group = draw.Coin(0.8) ? 1 : 2;
+    op.in_channels = op.group * 16 * draw.Int(1, 4);
+    op.out_channels = op.group * draw.Int(8, 90);
+    op.window = {};
+    op.window.spatial = 2;
+    const int64_t kernel = 2 * draw.Int(0, 2) + 1;
+    for (size_t d = 1; d < kMaxSpatial; ++d) {
+      op.window.kernel[d] = kernel;
+      op.window.pad_begin[d] = op.window.pad_end[d] = kernel / 2;
+    }
+    const int64_t width = draw.Coin() ? 7 : 14 * draw.Int(1, 3);
+    planes = {draw.Int(1, 2), op.in_channels,
+              draw.Coin(0.8) ? (width == 7 ? 7 : 2) * draw.Int(1, 2) : draw.Int(1, 9), width};
+  }
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
     op.window.pad_begin = op.window.pad_end = {0, 0};
@@ -660,7 +676,7 @@ Case MakeConv(Draw& draw) {
   const int64_t group_in = op.in_channels / op.group, taps = op.window.kernel[1] * op.window.kernel[2];
   op.weights = Reals(draw, op.out_channels * group_in * taps);
   if (draw.Coin()) op.bias = Reals(draw, op.out_channels);
-  FeedReals(c, draw, PlanesShape(draw, op.in_channels, op.window.spatial));
+  FeedReals(c, draw, planes);
   const Dims dims = c.fed[0].dims;
   const Window window = WindowOf(op, dims);
   const int64_t plane = Count(Dims(dims.begin() + 2, dims.end()));

@@ -42,6 +42,10 @@ template <int kBytes, bool kCached = false>
 void CopyAsync(uint32_t shared, const void* global) {
   CopyAsyncOrZero<kBytes>(shared, global, true);
 }
+template <int kBytes, bool kCached>
+void CopyAsyncAmong(uint32_t shared, const void* global, bool copy, bool any) {
+  if (any) CopyAsyncOrZero<kBytes>(shared, global, copy);
+}
 inline void CommitCopies() { emulator::current->copies.Commit(); }
 template <int kPending>
 void WaitForCopies() {
