@@ -378,9 +378,9 @@ class Generator : public cuda::Draws {
         g.stride_h = Int(1, 3);
         g.stride_w = Int(1, 3);
       }
-      (is_second ? pair.shapes.second : pair.shapes.first) = ConvShape{
-          batch, (out_h - 1) * g.stride_h + 1 + Int(0, g.stride_h - 1),
-          (out_w - 1) * g.stride_w + 1 + Int(0, g.stride_w - 1), out_h, out_w};
+      (is_second ? pair.shapes.second : pair.shapes.first) =
+          ConvShape{batch, (out_h - 1) * g.stride_h + 1 + Int(0, g.stride_h - 1),
+                    (out_w - 1) * g.stride_w + 1 + Int(0, g.stride_w - 1), out_h, out_w};
       Types(spec);
       Values(spec);
       spec.x = {1, Encoding::kUnsigned};
