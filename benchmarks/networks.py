@@ -3,6 +3,7 @@
 python benchmarks/networks.py                              one thread, pinned to a core
 python benchmarks/networks.py --threads 2                  one and two threads in the same run, not pinned
 python benchmarks/networks.py --networks resnet50 --bits w8a8,w4a8,w4a4,w2a8,w2a2
+python benchmarks/networks.py --networks resnet50 --bits w2a2,w2a2e8   first and last layers of 8 bits, too
 python benchmarks/networks.py --without winograd           also lowbit with the best of its other kernels
 python benchmarks/networks.py --custom-ops --threads 2     also what regions gain over custom ops
 
@@ -90,7 +91,12 @@ def built(network: str, bits: str, *, layers_only: bool = False, batch: int | st
     path = WORK / f"{network}_{bits}{form}.onnx"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(build(network, int(bits[1]), int(bits[3]), layers_only=layers_only, batch=batch), path)
+        widths, _, ends = bits.partition("e")
+        w_bits, a_bits = int(widths[1]), int(widths[3])
+        model = build(
+            network, w_bits, a_bits, layers_only=layers_only, batch=batch, ends=int(ends) if ends else None
+        )
+        save(model, path)
     return path
 
 

@@ -118,33 +118,53 @@ def _round_bits(value: float, bits: int) -> float:
     return float(np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent))
 
 
-def quantize_weights(model: onnx.ModelProto, bits: int) -> dict[str, QuantizedWeight]:
-    """Quantizes the weights of every Conv and Gemm of a float32 model; initializer name -> weight."""
+def quantize_weights(
+    model: onnx.ModelProto, bits: int, ends: int | None = None
+) -> dict[str, QuantizedWeight]:
+    """Quantizes the weights of every Conv and Gemm of a float32 model; initializer name -> weight.
+
+    `ends`: bits of the first layer and the last one; None: as all others.
+    """
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    names = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
-    return {name: QuantizedWeight.of(numpy_helper.to_array(initializers[name]), bits) for name in names}
+    layers = _layers(model)
+    widths = {layer.input[1]: bits for layer in layers}
+    for layer in (layers[0], layers[-1]):
+        widths[layer.input[1]] = ends or bits
+    return {
+        name: QuantizedWeight.of(numpy_helper.to_array(initializers[name]), width)
+        for name, width in widths.items()
+    }
+
+
+def _layers(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
 
 
 def activation_quantizers(
-    model: onnx.ModelProto, statistics: Mapping[str, Statistics], bits: int, output_bits: int = 8
+    model: onnx.ModelProto,
+    statistics: Mapping[str, Statistics],
+    bits: int,
+    output_bits: int = 8,
+    ends: int | None = None,
 ) -> dict[str, ActivationQuantizer]:
     """Chooses a quantizer for the input and every node output of a float32 model.
 
     Pools and Flatten keep their input's quantizer. The model's output has `output_bits`: no layer consumes
-    it, and classes that share a code could not be told apart.
+    it, and classes that share a code could not be told apart. `ends`: bits of what the first layer and the
+    last one read; None: as all others.
     """
-    quantizers = {
-        model.graph.input[0].name: ActivationQuantizer.of_statistics(
-            statistics[model.graph.input[0].name], bits
-        )
-    }
+    image, read_last = model.graph.input[0].name, _layers(model)[-1].input[0]
+    for node in reversed(model.graph.node):
+        if node.output[0] == read_last and node.op_type in _PASS_THROUGH:
+            read_last = node.input[0]
+    quantizers = {image: ActivationQuantizer.of_statistics(statistics[image], ends or bits)}
     outputs = {output.name for output in model.graph.output}
     for node in model.graph.node:
         name = node.output[0]
         if node.op_type in _PASS_THROUGH:
             quantizers[name] = quantizers[node.input[0]]
         else:
-            width = output_bits if name in outputs else bits
+            width = output_bits if name in outputs else (ends or bits) if name == read_last else bits
             quantizers[name] = ActivationQuantizer.of_statistics(statistics[name], width)
     return quantizers
 

@@ -42,11 +42,12 @@ def build(
     batch: int | str = 1,
     classes: int | None = None,
     layers_only: bool = False,
+    ends: int | None = None,
 ) -> onnx.ModelProto:
     """Builds a network; equal arguments give equal bytes.
 
-    Every convolution and fully connected layer, the first and the last included, has the stated widths; so
-    has every tensor between them. Only the logits stay at 8 bits.
+    Every convolution and fully connected layer, the first and the last included unless `ends` says
+    otherwise, has the stated widths; so has every tensor between them. Only the logits stay at 8 bits.
 
     Args:
         name: A key of `NETWORKS`: resnet18, resnet50, mobilenetv2, densenet121, vgg16; or, in float32 alone,
@@ -58,6 +59,8 @@ def build(
         classes: Number of logits; None: 1000, of a detector 80.
         layers_only: Quantize only what convolutions and fully connected layers read; pools, Concat, Add and
             the logits stay float. For runtimes that do better, or only run, this way.
+        ends: Bits of the weights of the first layer and the last one, and of what they read, 1..8; None: as
+            all others.
 
     Returns:
         The model. Input `input` float32 [batch, 3, image, image], output `logits` float32 [batch, classes];
@@ -82,12 +85,14 @@ def build(
         )
     if w_bits is None or a_bits is None or not 1 <= w_bits <= 8 or not 1 <= a_bits <= 8:
         raise ValueError(f"widths must be 1..8, or both None for float32; got {w_bits} and {a_bits}")
+    if ends is not None and not 1 <= ends <= 8:
+        raise ValueError(f"ends must be 1..8 or None, got {ends}")
     model, statistics = _calibrated(name, image, classes)
-    quantizers = activation_quantizers(model, statistics, a_bits)
+    quantizers = activation_quantizers(model, statistics, a_bits, ends=ends)
     if layers_only:
         read = {node.input[0] for node in model.graph.node if node.op_type in ("Conv", "Gemm")}
         quantizers = {tensor: quantizer for tensor, quantizer in quantizers.items() if tensor in read}
-    return _with_batch(write_qdq(model, quantize_weights(model, w_bits), quantizers), batch)
+    return _with_batch(write_qdq(model, quantize_weights(model, w_bits, ends), quantizers), batch)
 
 
 def save(model: onnx.ModelProto, path: str | Path) -> Path:

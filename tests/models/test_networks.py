@@ -108,6 +108,22 @@ def test_every_layer_has_the_stated_widths(name, bits):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_first_and_last_layers_may_have_other_widths(name):
+    model = build(name, 1, 2, ends=8, image=32, classes=10)
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    values = initializers(model)
+    producers = {node.output[0]: node for node in model.graph.node}
+    layers = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    for layer in layers:
+        weight, x = producers[layer.input[1]], producers[layer.input[0]]
+        is_end = layer in (layers[0], layers[-1])
+        assert (np.abs(values[weight.input[0]].astype(int)).max() > 1) == is_end
+        assert types[x.input[2]] == (TensorProto.UINT8 if is_end else TensorProto.UINT2)
+    with pytest.raises(ValueError, match="ends must be"):
+        build(name, 1, 2, ends=9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_w8a8_computes_what_the_float_network_computes(name):
     samples = images(1, 32, seed=11)
     expected = run(build(name, **SMALL), samples).ravel()
