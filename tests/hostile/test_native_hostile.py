@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import SANITIZED
 from tests.hostile import native_nodes
 from tests.support import lowbit_library, require_native
 
@@ -130,7 +131,8 @@ def test_twice_the_sum_of_the_weights_may_leave_int32() -> None:
     x[0, 0, :, :] = 1
     inputs = [x if name == "x" else node.constants.get(name) for name in node.order]
     expected = np.float32(127 * (2 * int(x.sum()) - products))
-    for level in native.isa_levels():
+    levels = native.isa_levels()
+    for level in levels[:: max(len(levels) - 1, 1)] if SANITIZED else levels:  # four seconds each
         assert native.run(node.op, node.attributes, inputs, isa=level).item() == expected, level
 
 
