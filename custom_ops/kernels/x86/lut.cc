@@ -551,7 +551,8 @@ void LutKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
       static_cast<size_t>(std::clamp(cycles / std::max(kTaskCycles, repeated / kRebuilt), 1.0, blocks));
   const double block_tables = build * pixels / blocks;
   const double panel_cycles = std::max(kTaskCycles, block_tables / kRebuilt);
-  const auto panel_limit = static_cast<double>(std::min(DivideUp(FewTasks(pool), pixel_tasks), panels_.size()));
+  const auto panel_limit =
+      static_cast<double>(std::min(DivideUp(FewTasks(pool), pixel_tasks), panels_.size()));
   const size_t panel_tasks =
       static_cast<size_t>(std::clamp(cycles / blocks / panel_cycles, 1.0, panel_limit));
 
