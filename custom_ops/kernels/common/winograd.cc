@@ -230,6 +230,10 @@ struct TilePlan {
   size_t tiles = 0;              // of the largest block, the last
   size_t slice = 0;              // blocks of input channels, whose weights are transformed at a time
 };
+size_t TilesOf(const WinogradScheme& scheme, const ConvShape& shape) {
+  return static_cast<size_t>(shape.batch) * DivideUp(static_cast<size_t>(shape.out_h), scheme.tile) *
+         DivideUp(static_cast<size_t>(shape.out_w), scheme.tile);
+}
 // Blocks of at most `most` tiles. Large slices leave room for few tiles, and for every block of tiles the weights are
 // transformed again; for every slice the sums of its products are loaded and stored.
 TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& sums, const ConvShape& shape,
@@ -237,7 +241,7 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
   TilePlan plan;
   plan.rows = DivideUp(static_cast<size_t>(shape.out_h), scheme.tile);
   plan.columns = DivideUp(static_cast<size_t>(shape.out_w), scheme.tile);
-  const size_t total = std::max(static_cast<size_t>(shape.batch) * plan.rows * plan.columns, size_t{1});
+  const size_t total = std::max(TilesOf(scheme, shape), size_t{1});
   const WinogradCycles& cycles = scheme.cycles();
   double least = 0;
   const size_t largest = std::min({total, scheme.block_tiles, most});
@@ -265,12 +269,6 @@ TilePlan PlanTiles(const WinogradScheme& scheme, size_t blocks, const SumBytes& 
     plan.tiles = RoundUp(std::min(total, step), scheme.granule);
   }
   return plan;
-}
-
-size_t TilesOf(const WinogradScheme& scheme, const ConvShape& shape) {
-  const auto edge = static_cast<int64_t>(scheme.tile);
-  return static_cast<size_t>(shape.batch * ((shape.out_h + edge - 1) / edge) *
-                             ((shape.out_w + edge - 1) / edge));
 }
 
 // Threads whose number is not known get no smaller blocks: transforming the weights for each costs little then.

@@ -56,7 +56,7 @@ struct TileArgs {
   // prefetch per k-group, `fetch_step` bytes on.
   const int8_t* fetch;
   size_t fetch_step;
-  bool streams;  // the panel's only tile: its weights are read once, and fetched as FetchStream does
+  bool streams;  // the panel's only tile: its weights are read once, and fetched kStreamBytes ahead
 };
 
 // How far ahead of its use a weight that is read once is fetched. The first fully connected layer of VGG-16, 25088 x 4096
@@ -64,10 +64,16 @@ struct TileArgs {
 // fetched a panel (1.6 MB) ahead, and 0.84 and 0.9 to 1.0 of that without a fetch; 8 to 32 KB ahead are equal.
 constexpr size_t kStreamBytes = 32 * 1024, kLineBytes = 64;
 
-// Fetches what a tile of NV vectors reads of a stream of weights for a k-group, from far enough behind `weights`. Panels lie
-// behind each other, so that the end of one fetches the beginning of the next.
+// What a tile of NV vectors fetches for a k-group, whose own weights are at `weights`. Panels lie behind each other, so that
+// the end of one that streams fetches the beginning of the next.
 template <class S, int NV>
-inline __attribute__((always_inline)) void FetchStream(const int8_t* weights) {
+inline __attribute__((always_inline)) void FetchAhead(const TileArgs& t, const int8_t* weights,
+                                                      const int8_t*& fetch) {
+  if (!t.streams) {
+    __builtin_prefetch(fetch, 0, 2);
+    fetch += t.fetch_step;
+    return;
+  }
 #pragma GCC unroll 4
   for (size_t i = 0; i < NV * S::kWeightBytes; i += kLineBytes)
     __builtin_prefetch(weights + kStreamBytes + i, 0, 2);
@@ -167,7 +173,6 @@ inline __attribute__((always_inline)) void AddSegments(const TileArgs& t, typena
   const IgemmBlock& b = *t.block;
   const I shift = S::Set(b.x_shift);
   const int8_t *w = t.panel->weights, *fetch = t.fetch;
-  const size_t fetch_step = t.fetch_step;
   const uint8_t* const* rows = t.rows;
   for (size_t s = 0; s < b.segments; ++s, rows += b.pitch) {
     if (AllPadding<MR>(rows, b.zero_row)) {
@@ -178,12 +183,7 @@ inline __attribute__((always_inline)) void AddSegments(const TileArgs& t, typena
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) x[r] = rows[r] + t.panel->x_offset;
     for (size_t k = 0; k < b.groups * 4; k += 4) {
-      if (t.streams) {
-        FetchStream<S, NV>(w);
-      } else {
-        __builtin_prefetch(fetch, 0, 2);
-        fetch += fetch_step;
-      }
+      FetchAhead<S, NV>(t, w, fetch);
       const auto group = [&](int r) __attribute__((always_inline)) {
         const I bytes = S::Set(LoadGroup(x[r] + k));
         return kShift ? S::AddBytes(bytes, shift) : bytes;
@@ -201,16 +201,11 @@ inline __attribute__((always_inline)) void AddRows(const TileArgs& t, typename S
   const IgemmBlock& b = *t.block;
   const I shift = S::Set(b.x_shift);
   const int8_t *w = t.panel->weights, *fetch = t.fetch;
-  const size_t fetch_step = t.fetch_step, apart = b.apart;
+  const size_t apart = b.apart;
   const uint8_t* const first = t.x;
   const uint32_t *offset = b.offsets, *const end = offset + b.segments * b.groups;
   for (; offset < end; ++offset, w += NV * S::kWeightBytes) {
-    if (t.streams) {
-      FetchStream<S, NV>(w);
-    } else {
-      __builtin_prefetch(fetch, 0, 2);
-      fetch += fetch_step;
-    }
+    FetchAhead<S, NV>(t, w, fetch);
     const uint8_t* x[(MR + 2) / 3];
 #pragma GCC unroll 4
     for (int i = 0; i < (MR + 2) / 3; ++i) {
