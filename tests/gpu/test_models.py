@@ -401,20 +401,27 @@ def test_binary_network_in_planes(bits: int, tmp_path: Path) -> None:
         assert len([step for step in steps if "plane" in step["to"]]) == 4, steps
 
 
+class _OneBitWeights(qonnx_graphs.QonnxGraph):
+    """Layers whose weights have one bit, and quantizers of so many bits, behind a Relu where not signed."""
+
+    def __init__(self, name: str, seed: int, bits: int):
+        super().__init__(name, seed)
+        self.bits, self.sign = bits, qonnx_graphs.Quant(np.float32(1), bits=0)
+
+    def quantized(self, value: str, scale: float, *, signed: int = 0) -> str:
+        quant = qonnx_graphs.Quant(np.float32(scale), self.bits, signed=signed)
+        return self.quant(value if signed else self.node("Relu", [value]), quant)
+
+    def layer(self, value: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> str:
+        weights = self.weights((outputs, inputs, kernel, kernel), self.sign)
+        return self.node("Conv", [value, weights], pads=[kernel // 2] * 4, strides=[stride] * 2)
+
+
 @pytest.mark.parametrize("bits", [1, 2])
 def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
     """Blocks of three convolutions of codes of few bits, whose shortcuts are planes, too."""
-    graph = qonnx_graphs.QonnxGraph("shortcuts in planes", 7)
-    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
-
-    def quantized(value: str, scale: float, *, signed: int = 0) -> str:
-        quant = qonnx_graphs.Quant(np.float32(scale), bits, signed=signed)
-        return graph.quant(value if signed else graph.node("Relu", [value]), quant)
-
-    def layer(value: str, inputs: int, outputs: int, kernel: int = 1) -> str:
-        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
-        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4)
-
+    graph = _OneBitWeights("shortcuts in planes", 7, bits)
+    quantized, layer = graph.quantized, graph.layer
     value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 192), 8)
     for _ in range(3):
         inner = quantized(layer(value, 192, 64), 192**0.5)
@@ -434,17 +441,8 @@ def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [1, 2])
 def test_first_blocks_in_planes(bits: int, tmp_path: Path) -> None:
     """A block whose shortcut has a convolution, maybe with a stride, reads and makes planes."""
-    graph = qonnx_graphs.QonnxGraph("first blocks in planes", 11)
-    sign = qonnx_graphs.Quant(np.float32(1), bits=0)
-
-    def quantized(value: str, scale: float, *, signed: int = 0) -> str:
-        quant = qonnx_graphs.Quant(np.float32(scale), bits, signed=signed)
-        return graph.quant(value if signed else graph.node("Relu", [value]), quant)
-
-    def layer(value: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> str:
-        weights = graph.weights((outputs, inputs, kernel, kernel), sign)
-        return graph.node("Conv", [value, weights], pads=[kernel // 2] * 4, strides=[stride] * 2)
-
+    graph = _OneBitWeights("first blocks in planes", 11, bits)
+    quantized, layer = graph.quantized, graph.layer
     value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 64), 8)
     inputs = 64
     for outputs, stride in ((128, 1), (192, 2), (320, 2)):
