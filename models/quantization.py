@@ -126,7 +126,7 @@ def quantize_weights(
     `ends`: bits of the first layer and the last one; None: as all others.
     """
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    layers = _layers(model)
+    layers = layers_of(model)
     widths = {layer.input[1]: bits for layer in layers}
     for layer in (layers[0], layers[-1]):
         widths[layer.input[1]] = ends or bits
@@ -136,7 +136,8 @@ def quantize_weights(
     }
 
 
-def _layers(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def layers_of(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The convolutions and fully connected layers of a float32 model, in order."""
     return [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
 
 
@@ -153,7 +154,7 @@ def activation_quantizers(
     it, and classes that share a code could not be told apart. `ends`: bits of what the first layer and the
     last one read; None: as all others.
     """
-    image, read_last = model.graph.input[0].name, _layers(model)[-1].input[0]
+    image, read_last = model.graph.input[0].name, layers_of(model)[-1].input[0]
     for node in reversed(model.graph.node):
         if node.output[0] == read_last and node.op_type in _PASS_THROUGH:
             read_last = node.input[0]

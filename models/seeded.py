@@ -9,7 +9,7 @@ import onnx
 
 from .calibration import Statistics, images, measure
 from .networks import DETECTORS, FLOAT_NETWORKS, NETWORKS
-from .quantization import activation_quantizers, quantize_weights, write_qdq
+from .quantization import activation_quantizers, layers_of, quantize_weights, write_qdq
 
 _CALIBRATION_IMAGES = 2
 
@@ -90,7 +90,7 @@ def build(
     model, statistics = _calibrated(name, image, classes)
     quantizers = activation_quantizers(model, statistics, a_bits, ends=ends)
     if layers_only:
-        read = {node.input[0] for node in model.graph.node if node.op_type in ("Conv", "Gemm")}
+        read = {layer.input[0] for layer in layers_of(model)}
         quantizers = {tensor: quantizer for tensor, quantizer in quantizers.items() if tensor in read}
     return _with_batch(write_qdq(model, quantize_weights(model, w_bits, ends), quantizers), batch)
 
