@@ -74,7 +74,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
   __device__ __forceinline__ void MakeTile() {
     const int planes = this->all_planes + patch % bits.stages * kBits * bit_plane_bytes;
     CutPatch(planes);
-    typename Products::Counts counts = {};
+    typename Products::Counts counts;
     this->Count(planes, counts);
     if (this->tile < this->tiles.last) this->FinishCounts(counts);
   }
@@ -151,7 +151,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
 #endif
 
 template <bool kOfPlanes, int kTileN, int kBits, Finish kFinish>
-__global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits, kFinish == Finish::kPlanesSteps) * 128 + 32, 1)
+__global__ void __launch_bounds__(MaxBitTiles(kTileN, MakesBits(kFinish)) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline =
@@ -248,8 +248,8 @@ cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& opt
 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
-      p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits, p.has_steps)) {
+      p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxBitWeights || p.epilogue.sums == SumForm::kInteger ||
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.has_steps || p.combines) || (p.w_planes > 1 && p.x_bits == 1)) {
     return cudaErrorInvalidValue;
   }
   return std::visit(

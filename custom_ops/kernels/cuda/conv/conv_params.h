@@ -129,8 +129,8 @@ struct EpilogueParams {
   bool on_lines = false;     // not multiplied alone: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;  // some channels have none
   // Of codes before any residual of which there are two: [out_channels], what added to a sum without its bias gives a
-  // number below 0 or not as it has one or the other; as words of a plane (core/bit_planes.h), whether a number below 0 is a
-  // bit that is not set. Null: there are none.
+  // number below 0 or not as it has one or the other, and the bits of 1.5 * 2^23 more; as words of a plane
+  // (core/bit_planes.h), whether a number below 0 is a bit that is not set. Null: there are none.
   const int32_t* steps = nullptr;
   const uint8_t* step_flips = nullptr;
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail

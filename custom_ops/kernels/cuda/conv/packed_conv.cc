@@ -438,6 +438,10 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   // Whatever the tail, what adds up codes finishes it behind shared memory.
   problem.boxes = problem.tiled && boxes_ && (!problem.integers_of_tail || has_w_zero_);
   problem.has_steps = epilogue_.steps != nullptr && !borders_;
+  const bool may_be_bits = epilogue_.has_residual || epilogue_.steps != nullptr || epilogue_.line_base == 0;
+  if (problem.requantizes && sum_form_ == SumForm::kFloat && (epilogue_.on_lines || float_lines_) &&
+      !epilogue_.lacks_lines && !borders_ && may_be_bits)
+    problem.codes_on_lines = static_cast<int64_t>(epilogue_.line_top - epilogue_.line_base) + 1;
   problem.has_places = has_places;
   problem.planes = planes;
   // What streams stores whole boxes of codes, as they are.
@@ -773,7 +777,7 @@ void PackedConv::FindSteps(const Epilogue& e, const ChannelConstants& channels, 
         to = middle;
       }
     }
-    steps[c] = static_cast<int32_t>(channels.bias[c] - from);
+    steps[c] = static_cast<int32_t>(channels.bias[c] - from) + 0x4B400000;
     // What is stored is the code; what meets a residual, the code less the zero point.
     const int32_t bit = (first - (e.has_residual ? codes.zero_point : 0)) & 1;
     if (bit == 1) continue;  // of sums below
