@@ -8,7 +8,7 @@ namespace lowbit::cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the
-// codes of another product (kPlanesSteps, kPlanesAdding).
+// codes of another product (kPlanesSteps).
 template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
 struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces,
                                 kMaxBitWeights> {
@@ -88,59 +88,46 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
         if (is_last && patch + 1 >= this->patches) LetSuccessorsStart();
       });
       if (is_last) after();
-      int sums[kSums];
-      FetchBias(of, sums);
-      SumUp(of, counts, sums);
-      if constexpr (kFinish == Finish::kPlanesSteps) {
-        ForEachPlane([&](int i, int word, int) {
-          codes[i][word][0] = SignsOf(sums, i, word) ^ (is_last ? shortcut_flips[word] : flips[word]);
-        });
-      } else {
-        CodesOfSums(of, sums, [&](int channel) { return FetchFour(of, channel); }, codes);
-      }
+      CodesOfSteps(of, counts, [&](int of_tile) { return FetchSteps(of, of_tile); },
+                   is_last ? shortcut_flips : flips, codes);
     }
     ForEachPlane([&](int i, int word, int plane) { added[i][word][plane] = codes[i][word][plane]; });
     StoreCombined(own);
   }
 
-  // The sums, to which `sums` are added. Where their signs alone count they become floats, of which twice as many are
-  // added in the same time: the integers that `sums` begin with are the bits of 12582912 more.
-  __device__ __forceinline__ void SumUp(const BitsParams& of, const Counts& counts,
-                                        int (&sums)[kSums]) const {
+  // The sums, to which `sums` are added.
+  __device__ __forceinline__ void SumUp(const Counts& counts, int (&sums)[kSums]) const {
     // A thread's rows, eight apart.
-    int of_codes[] = {counts[kSums] * of.w_lowest, counts[kSums + 2] * of.w_lowest};
-    int of_bit = 1 << of.w_shift;
-    KeepInRegister(of_bit);  // one multiplication and addition, no shift
-    if constexpr (kFinish == Finish::kPlanesSteps) {
-      const float more[] = {static_cast<float>(of_codes[0] - 12582912),
-                            static_cast<float>(of_codes[1] - 12582912)};
+    int of_codes[] = {counts[kSums] * bits.w_lowest, counts[kSums + 2] * bits.w_lowest};
+    int of_bit = 1 << bits.w_shift;
+    // One multiplication and addition, no shift, and an addition, which is of other units.
+    KeepInRegister(of_bit);
+    KeepInRegister(of_codes[0]);
+    KeepInRegister(of_codes[1]);
 #pragma unroll
-      for (int j = 0; j < kSums; ++j)
-        sums[j] = __float_as_int(__fadd_rn(__int_as_float(counts[j] * of_bit + sums[j]), more[j / 2 % 2]));
-    } else {
-      // Not multiplied again for each: additions are of other units.
-      KeepInRegister(of_codes[0]);
-      KeepInRegister(of_codes[1]);
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) sums[j] = (counts[j] * of_bit + sums[j]) + of_codes[j / 2 % 2];
-    }
+    for (int j = 0; j < kSums; ++j) sums[j] = (counts[j] * of_bit + sums[j]) + of_codes[j / 2 % 2];
   }
 
   __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
+    if constexpr (kFinish == Finish::kPlanesSteps) {
+      Codes codes;
+      CodesOfSteps(bits, counts, [&](int of_tile) {
+        const int at_channel = column + of_tile * 16;
+        return Steps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
+                     *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
+      }, flips, codes);
+      StoreCombined(codes);
+      return;
+    }
     int sums[kSums];
     BeginWithBias(fixed.state, column, sums);
-    SumUp(bits, counts, sums);
-    if constexpr (!MakesBits(kFinish)) this->AddPadding(sums);
+    SumUp(counts, sums);
     if constexpr (kFinish == Finish::kPlanesAdding) {
       Codes codes;
-      CodesOfSums(bits, sums, [&](int channel) { return fixed.state.Four(channel); }, codes);
-      StoreCombined(codes);
-    } else if constexpr (kFinish == Finish::kPlanesSteps) {
-      Codes codes;
-      ForEachPlane(
-          [&](int i, int word, int) { codes[i][word][0] = SignsOf(sums, i, word) ^ flips[word]; });
+      CodesOfSums(sums, codes);
       StoreCombined(codes);
     } else {
+      this->AddPadding(sums);
       if constexpr (kMayAdd) {
         if (bits.added_planes > 0) StageAdded();
       }
@@ -164,26 +151,22 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     BulkCopy(target, of.weights + (i * of.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
     BulkCopy(target + kRowsBytes, of.ones + i * kOnesBytes, kOnesBytes, barrier);
   }
-  // BeginWithBias, of what no shared memory has.
-  __device__ __forceinline__ void FetchBias(const BitsParams& of, int (&sums)[kSums]) const {
-    const int32_t* const bias = of.epilogue.bias + at.n0 + column;
-#pragma unroll
-    for (int j = 0; j < kTileN / 16; ++j) {
-      const int4 four = at.n0 + j * 16 < bits.n ? *reinterpret_cast<const int4*>(bias + j * 16) : int4{};
-      int* const v = sums + 8 * j;
-      v[0] = v[2] = four.x;
-      v[1] = v[3] = four.y;
-      v[4] = v[6] = four.z;
-      v[5] = v[7] = four.w;
+  // Those of four channels: of the first two and the last two, first and second ones, then third ones.
+  struct Steps {
+    int4 first;
+    int2 last;
+    __device__ __forceinline__ int Of(int step, int half) const {
+      const int all[3][2] = {{first.x, first.y}, {first.z, first.w}, {last.x, last.y}};
+      return all[step][half];
     }
-  }
-  // BlockState::Four, of what no shared memory has.
-  __device__ __forceinline__ FourChannels FetchFour(const BitsParams& of, int column) const {
-    const int channel = at.n0 + column;
-    const EpilogueParams& e = of.epilogue;
+  };
+  // Of channels of the tile, from device memory.
+  __device__ __forceinline__ Steps FetchSteps(const BitsParams& of, int of_tile) const {
+    const int channel = at.n0 + column + of_tile * 16;
     if (channel >= bits.n) return {};
-    return {*reinterpret_cast<const float4*>(e.scale + channel),
-            *reinterpret_cast<const float4*>(e.start + channel), e.factor[channel / 4]};
+    Steps steps = {*reinterpret_cast<const int4*>(of.epilogue.steps + channel), {}};
+    if (kBits > 1) steps.last = *reinterpret_cast<const int2*>(of.epilogue.last_steps + channel);
+    return steps;
   }
   template <typename F>
   static __device__ __forceinline__ void ForEachPlane(const F& f) {
@@ -313,11 +296,64 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     }
   }
 
-  // First codes of sums on lines, cut into planes. four(channel): the constants of four channels of the tile.
+  // First codes of counts as steps tell them (BitSteps). steps(i): of a thread's i-th four channels. Two neighbouring
+  // channels' sums are compared at once, and the signs of four are moved at once to where they are in a word
+  // (BitOfChannel): of the two halves of the word, else of the two rows.
   template <typename F>
-  __device__ __forceinline__ void CodesOfSums(const BitsParams& of, const int (&sums)[kSums], const F& four,
-                                              Codes& codes) const {
-    const EpilogueParams& e = of.epilogue;
+  __device__ __forceinline__ void CodesOfSteps(const BitsParams& of, const Counts& counts, const F& steps,
+                                               const unsigned (&falls)[kWords], Codes& codes) const {
+    constexpr int kSteps = (1 << kBits) - 1, kTogether = kHalves == 2 ? 2 : 1;  // words that are made together
+    constexpr unsigned kBoth = 0x10001;
+    int of_bit = 1 << of.w_shift;
+    KeepInRegister(of_bit);
+    const unsigned of_rows[] = {kBoth * (counts[kSums] * of.w_lowest + of.sum_offset),
+                                kBoth * (counts[kSums + 2] * of.w_lowest + of.sum_offset)};
+    // Of four channels' half.
+    const auto sums = [&](int of_tile, int half, int i) {
+      const int* const v = counts + 8 * of_tile + 4 * half + 2 * i;
+      return __byte_perm(v[0], v[1], 0x5410) * of_bit + of_rows[i];
+    };
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      unsigned reached[kTogether][kSteps] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int first = word * kHalves * 4 + j, second = kHalves == 2 ? first + 4 : first;
+        const Steps of_first = steps(first), of_second = kHalves == 2 ? steps(second) : of_first;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const unsigned a = sums(first, half, i), b = sums(second, half, kHalves == 2 ? i : 1);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+              reached[i][step] |= SignsOfHalves(a + of_first.Of(step, half), b + of_second.Of(step, half)) &
+                                  0x01010101u << (2 * j + half);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const auto& r = reached[kHalves == 2 ? i : 0];
+        // How many steps it has reached.
+        unsigned planes[2] = {r[0], 0};
+        if constexpr (kBits == 2) {
+          planes[0] = r[0] ^ r[1] ^ r[2];
+          planes[1] = r[1];
+        }
+#pragma unroll
+        for (int plane = 0; plane < kBits; ++plane) {
+          const unsigned own = kHalves == 2 ? planes[plane] : planes[plane] >> 16 * i;
+          codes[i][word][plane] = own ^ falls[word];
+        }
+      }
+    }
+  }
+
+  // First codes of sums on lines, cut into planes.
+  __device__ __forceinline__ void CodesOfSums(const int (&sums)[kSums], Codes& codes) const {
+    const EpilogueParams& e = bits.epilogue;
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       unsigned halves[2][2][kBits] = {};
@@ -329,8 +365,8 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
           const int of_tile = (word * kHalves + half) * 4 + j;
           const int* const v = sums + 8 * of_tile;
           const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
-          FirstCodes<First::kLines, true, true, LineProduct::kRounded>(e, both, four(column + of_tile * 16),
-                                                                       lines[j]);
+          FirstCodes<First::kLines, true, true, LineProduct::kRounded>(
+              e, both, fixed.state.Four(column + of_tile * 16), lines[j]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -355,22 +391,6 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
       }
     }
   }
-  // A thread's part of a word of signs, of the tile's row or the one eight below: they are shifted in one by one, in
-  // the order of a word's bits (BitOfChannel).
-  __device__ __forceinline__ unsigned SignsOf(const int (&sums)[kSums], int i, int word) const {
-    static_assert(kBits == 1);
-    unsigned halves[2] = {};
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int bit = 15; bit >= 0; --bit) {
-        const int four = (word * kHalves + half) * 4 + bit % 8 / 2, byte = bit / 8 + bit % 2 * 2;
-        halves[half] = ShiftInSign(halves[half], sums[8 * four + byte / 2 * 4 + byte % 2 + 2 * i]);
-      }
-    }
-    return JoinHalves(halves[0], halves[1]);
-  }
-
   // First codes and residuals as planes of codes.
   __device__ __forceinline__ void StoreCombined(const Codes& first) const {
     ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {

@@ -168,8 +168,8 @@ int SharedBytesOf(const ConvProblem& given, const ConvConfig& config) {
 // MakesBits.
 bool MakesBits(const ConvProblem& problem) {
   const TensorPlanes& planes = problem.planes;
-  return !problem.is_mapped && !problem.has_places && problem.codes_on_lines > 0 && problem.codes_on_lines <= 1 << problem.x.bits && planes.x > 0 &&
-         planes.y > 0 && planes.y <= problem.x.bits &&
+  return !problem.is_mapped && !problem.has_places && problem.codes_on_lines > 0 &&
+         problem.codes_on_lines <= 1 << problem.x.bits && planes.x > 0 && planes.y > 0 && planes.y <= problem.x.bits &&
          (!problem.residual || (planes.added > 0 && planes.added <= problem.x.bits));
 }
 int MostTiles(const ConvProblem& problem, int tile_n) { return MaxBitTiles(tile_n, MakesBits(problem)); }
@@ -253,19 +253,19 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
 // what the contract has for them, then each product's part from what those of fewer bits leave.
 void FindProducts(BitsParams& p, bool makes_bits) {
   EpilogueParams& e = p.epilogue;
-  const int codes = 1 << p.x_bits;
   p.combines = makes_bits;
-  p.has_steps = makes_bits && p.x_bits == 1 && e.steps != nullptr;
-  if (p.has_steps) e.bias = e.steps;
+  p.has_steps = makes_bits && e.steps != nullptr;
   if (!makes_bits) return;
-  constexpr float kMagic = 12582912;  // in what lines are added to, as are codes less the zero point
-  if (!e.has_residual) {
-    e.line_base += kMagic;
-    e.line_top += kMagic;
-    for (int plane = 0; plane < e.plane_count; ++plane) p.products[plane][1 << plane] = ~0u;  // the code's own bits
-    return;
+  constexpr float kMagic = 12582912;  // in what lines are added to where there are residuals
+  const float in_base = e.has_residual ? kMagic : 0;
+  const int lowest = static_cast<int>(e.line_base - in_base), count = static_cast<int>(e.line_top - e.line_base) + 1;
+  e.line_base += kMagic - in_base;
+  if (p.has_steps) {
+    e.bias = e.steps;
+    e.scale = reinterpret_cast<const float*>(e.last_steps);
   }
-  const int lowest = static_cast<int>(e.line_base - kMagic), highest = static_cast<int>(e.line_top - kMagic);
+  // Steps count codes from the lowest one on; a line has a code's own lowest bits.
+  const int first = p.has_steps ? 0 : lowest;
   Epilogue adding;
   adding.inner_scale = e.inner_scale;
   adding.residual_scale = e.residual_scale;
@@ -276,10 +276,10 @@ void FindProducts(BitsParams& p, bool makes_bits) {
   adding.y_hi = e.y_hi;
   for (int plane = 0; plane < e.plane_count; ++plane) {
     bool has[kBitProducts] = {};
-    for (int code = lowest; code <= highest; ++code) {
-      for (int residual = 0; residual < 1 << p.added_planes; ++residual) {
-        has[(code & (codes - 1)) + 4 * residual] =
-            (AddResidualCode(adding, code, residual) >> plane & 1) != 0;
+    for (int code = 0; code < count; ++code) {
+      for (int residual = 0; residual < (e.has_residual ? 1 << p.added_planes : 1); ++residual) {
+        const int sum = e.has_residual ? AddResidualCode(adding, lowest + code, residual) : lowest + code;
+        has[((first + code) & ((1 << p.x_bits) - 1)) + 4 * residual] = (sum >> plane & 1) != 0;
       }
     }
     for (int bit = 1; bit < kBitProducts; bit *= 2) {
@@ -315,6 +315,7 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
   bits.rows = static_cast<int>(Rows(g));
   bits.w_shift = problem.w_bits.shift;
   bits.w_lowest = problem.w_bits.lowest;
+  bits.sum_offset = BitStepsOf(g, problem.x.bits, problem.w_bits).offset();
   bits.w_planes = problem.w_bits.fit;
   bits.own_steps = static_cast<int>(Steps(g));
   bits.k_tiles = bits.own_steps * bits.w_planes;
@@ -360,6 +361,16 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
 void FindConstants(const ConvProblem& problem, BitsParams& p) {
   p.ones = p.weights + OnesOffset(problem.geometry, problem.w_bits);
   FindProducts(p, MakesBits(problem));
+}
+
+BitSteps BitStepsOf(const ConvGeometry& g, int x_bits, const WeightBits& bits) {
+  const int64_t most_codes = g.K() * ((1 << x_bits) - 1),
+                highest = bits.lowest + ((1 << bits.fit) - 1) * (1 << bits.shift);
+  BitSteps steps;
+  steps.least = most_codes * std::min<int64_t>(0, bits.lowest);
+  steps.most = most_codes * std::max<int64_t>(0, highest);
+  if (steps.most - steps.least < 1 << 15) steps.count = (1 << x_bits) - 1;
+  return steps;
 }
 
 int64_t BitWordsOfPatch(const ConvProblem& problem) { return PatchWords(problem.geometry); }

@@ -9,7 +9,17 @@
 namespace lowbit::cuda {
 
 struct ConvProblem;
+struct WeightBits;
 struct WeightLayout;
+
+// How codes of few bits are told by comparisons: two sums without their bias lie in a register, `offset` more each, so
+// that they are 0 .. 2^15 - 1, and what is added for a step sets a half's highest bit where a sum has reached the step.
+struct BitSteps {
+  int count = 0;  // 1 or 3: one less than there may be codes; 0: sums are not as small
+  int64_t least = 0, most = 0;  // of sums without a bias
+  int offset() const { return static_cast<int>(-least); }
+};
+BitSteps BitStepsOf(const ConvGeometry& g, int x_bits, const WeightBits& bits);
 
 extern const ConvRow kBitsRow;
 extern const WeightLayout kBitWeights;
@@ -53,6 +63,7 @@ struct BitsParams : HaloParams {
   int x_bits = 1, w_planes = 1;   // of the instance; of weights
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
+  int sum_offset = 0;             // BitSteps
   const uint8_t* ones = nullptr;  // [steps][w_planes][kOnesRows], as rows of B, then a row of places that are 0
   int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
   // Of a plane of a patch, with those of a pair's other product; where in a patch a product's own begin.
@@ -67,12 +78,12 @@ struct BitsParams : HaloParams {
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
   int added_planes = 0;  // of residuals; 0: a byte each
-  // Codes are made of the bits of a first code, less its zero point, and of a residual: each plane is the exclusive or of
+  // Codes are made of the bits of a first code and of a residual: each plane is the exclusive or of
   // those products of bits whose word here has all bits. Bit i of a product's number: the code's bit i has part in it, that
   // of the residual those from 2 on. Where not, residuals are added as numbers.
   bool combines = false;
-  bool has_steps =
-      false;  // first codes are told by EpilogueParams::steps, which stand in the place of the bias
+  // First codes are told by EpilogueParams::steps, which stand in the places of the bias and the scale.
+  bool has_steps = false;
   uint32_t products[kMostPlanes][kBitProducts] = {};
 };
 

@@ -31,11 +31,6 @@ __device__ __forceinline__ unsigned ShiftInCode(unsigned codes, unsigned code) {
   return __funnelshift_r(codes, code, 2);
 }
 
-// A number's sign becomes the lowest bit.
-__device__ __forceinline__ unsigned ShiftInSign(unsigned bits, int number) {
-  return bits << 1 | static_cast<unsigned>(number) >> 31;
-}
-
 // The reverse of two planes: from bit 2 i on, the codes of the i-th word.
 __device__ __forceinline__ unsigned CodesOfHalves(unsigned first, unsigned second) {
   const auto gapped = [](unsigned half) { return (half & 0x5555u) | (half & 0xAAAAu) << 15; };

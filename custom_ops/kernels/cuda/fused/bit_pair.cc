@@ -127,10 +127,10 @@ BitPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shape
   return p;
 }
 
-// Whether codes of both are found as bits, in one way.
-bool AreBits(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config) {
+// Whether codes of both are told by steps.
+bool HaveSteps(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config) {
   const BitPairParams p = ParamsOf(pair, shapes, config);
-  return p.combines && p.shortcut.combines && p.has_steps == p.shortcut.has_steps && p.has_steps == (p.x_bits == 1);
+  return p.has_steps && p.shortcut.has_steps;
 }
 
 // Both with kernels of their own.
@@ -158,7 +158,7 @@ Ranking Rank(const ResidualPair& pair, const ResidualPairShapes& shapes, const T
   std::vector<ConvConfig> configs;
   if (planes == problem.second.planes && kBitPairKernel.Applies(problem, device))
     AddCandidates(problem, device, configs);
-  if (!configs.empty() && !AreBits(pair, shapes, configs.front())) configs.clear();
+  if (!configs.empty() && !HaveSteps(pair, shapes, configs.front())) configs.clear();
   Ranking ranking;
   for (const ConvConfig& config : configs) ranking.emplace_back(EstimateOf(problem, config, device), config);
   if (const std::optional<Separate> separate = FindSeparate(pair, shapes, planes))

@@ -12,7 +12,7 @@ template <int kTileN, int kBits>
 __global__ void __launch_bounds__(MaxBitTiles(kTileN, true) * 128 + 32, 1)
     ConvBitPair(const __grid_constant__ BitPairParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Pipeline = PlanePatches<kTileN, kBits, kBits == 1 ? Finish::kPlanesSteps : Finish::kPlanesAdding, true>;
+  using Pipeline = PlanePatches<kTileN, kBits, Finish::kPlanesSteps, true>;
   LOWBIT_DYNAMIC_SHARED(unaligned, 1);
   __shared__ typename Pipeline::Static fixed;
   RunPipeline(Pipeline{{{p, map, fixed, SharedTiles(unaligned)}, p, p.shortcut}});
@@ -22,9 +22,7 @@ __global__ void __launch_bounds__(MaxBitTiles(kTileN, true) * 128 + 32, 1)
 }  // namespace
 
 cudaError_t LaunchBitPair(const BitPairParams& p, const ConvConfig& config, const LaunchOptions& options) {
-  const bool is_one = p.x_bits == 1;
-  const bool has_instance = p.combines && p.shortcut.combines && p.has_steps == is_one &&
-                            p.shortcut.has_steps == is_one && p.shortcut.x_bits == p.x_bits &&
+  const bool has_instance = p.has_steps && p.shortcut.has_steps && p.shortcut.x_bits == p.x_bits &&
                             p.stages >= 1 && p.stages <= kMaxBitSlots && p.patch_rows <= kMaxHaloRows &&
                             p.k_tiles <= kMaxBitWeights &&
                             config.tile_m / 64 <= MaxBitTiles(config.tile_n, true);
