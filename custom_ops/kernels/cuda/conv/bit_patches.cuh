@@ -10,10 +10,10 @@ namespace lowbit::cuda {
 // What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the
 // codes of another product (kPlanesSteps).
 template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
-struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces,
-                                kMaxBitWeights> {
-  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces,
-                             kMaxBitWeights>;
+struct BitProducts
+    : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces, kMaxBitWeights> {
+  using Patches =
+      PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces, kMaxBitWeights>;
   using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::row,
       Patches::tile, Patches::tiles, Patches::weights;
   static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
@@ -23,8 +23,8 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   // Of a tile, where it has no whole one half of a word.
   static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
                        kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
-  static constexpr bool kMayAdd = MakesBits(kFinish) || kFinish == Finish::kFloatsAdding ||
-                                  kFinish == Finish::kWordsTailOnLine;
+  static constexpr bool kMayAdd =
+      MakesBits(kFinish) || kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
 
   const BitsParams& bits;
   const BitsParams& shortcut;  // of a pair
@@ -88,8 +88,9 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
         if (is_last && patch + 1 >= this->patches) LetSuccessorsStart();
       });
       if (is_last) after();
-      CodesOfSteps(of, counts, [&](int of_tile) { return FetchSteps(of, of_tile); },
-                   is_last ? shortcut_flips : flips, codes);
+      CodesOfSteps(
+          of, counts, [&](int of_tile) { return FetchSteps(of, of_tile); }, is_last ? shortcut_flips : flips,
+          codes);
     }
     ForEachPlane([&](int i, int word, int plane) { added[i][word][plane] = codes[i][word][plane]; });
     StoreCombined(own);
@@ -111,11 +112,14 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
     if constexpr (kFinish == Finish::kPlanesSteps) {
       Codes codes;
-      CodesOfSteps(bits, counts, [&](int of_tile) {
-        const int at_channel = column + of_tile * 16;
-        return Steps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
-                     *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
-      }, flips, codes);
+      CodesOfSteps(
+          bits, counts,
+          [&](int of_tile) {
+            const int at_channel = column + of_tile * 16;
+            return Steps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
+                         *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
+          },
+          flips, codes);
       StoreCombined(codes);
       return;
     }
@@ -302,7 +306,8 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   template <typename F>
   __device__ __forceinline__ void CodesOfSteps(const BitsParams& of, const Counts& counts, const F& steps,
                                                const unsigned (&falls)[kWords], Codes& codes) const {
-    constexpr int kSteps = (1 << kBits) - 1, kTogether = kHalves == 2 ? 2 : 1;  // words that are made together
+    constexpr int kSteps = (1 << kBits) - 1,
+                  kTogether = kHalves == 2 ? 2 : 1;  // words that are made together
     constexpr unsigned kBoth = 0x10001;
     int of_bit = 1 << of.w_shift;
     KeepInRegister(of_bit);

@@ -169,7 +169,8 @@ int SharedBytesOf(const ConvProblem& given, const ConvConfig& config) {
 bool MakesBits(const ConvProblem& problem) {
   const TensorPlanes& planes = problem.planes;
   return !problem.is_mapped && !problem.has_places && problem.codes_on_lines > 0 &&
-         problem.codes_on_lines <= 1 << problem.x.bits && planes.x > 0 && planes.y > 0 && planes.y <= problem.x.bits &&
+         problem.codes_on_lines <= 1 << problem.x.bits && planes.x > 0 && planes.y > 0 &&
+         planes.y <= problem.x.bits &&
          (!problem.residual || (planes.added > 0 && planes.added <= problem.x.bits));
 }
 int MostTiles(const ConvProblem& problem, int tile_n) { return MaxBitTiles(tile_n, MakesBits(problem)); }
@@ -224,9 +225,9 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                       : problem.planes.y > 0   ? 940 * x_bits
                                                : 340 * x_bits;
   const double of_residuals = problem.residual ? units * unit : 0;
-  const double latency = !of_planes            ? 2400 + 550.0 * slabs + cut
+  const double latency = !of_planes           ? 2400 + 550.0 * slabs + cut
                          : MakesBits(problem) ? 900 + (x_bits > 1 ? 360 : 250) * at_once * units
-                                               : 1450 + 230 * at_once * units + of_residuals;
+                                              : 1450 + 230 * at_once * units + of_residuals;
   // The first patch is gathered by all warps, others by one.
   const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
   const double rounds =
@@ -258,7 +259,8 @@ void FindProducts(BitsParams& p, bool makes_bits) {
   if (!makes_bits) return;
   constexpr float kMagic = 12582912;  // in what lines are added to where there are residuals
   const float in_base = e.has_residual ? kMagic : 0;
-  const int lowest = static_cast<int>(e.line_base - in_base), count = static_cast<int>(e.line_top - e.line_base) + 1;
+  const int lowest = static_cast<int>(e.line_base - in_base),
+            count = static_cast<int>(e.line_top - e.line_base) + 1;
   e.line_base += kMagic - in_base;
   if (p.has_steps) {
     e.bias = e.steps;
@@ -378,7 +380,8 @@ int64_t BitWordsOfPatch(const ConvProblem& problem) { return PatchWords(problem.
 const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
 
 const ConvRow kBitsRow = {
-    {"bits", "sm_90a", "1 or 2 bits of weights by as many of codes, strides on planes: population counts on wgmma"},
+    {"bits", "sm_90a",
+     "1 or 2 bits of weights by as many of codes, strides on planes: population counts on wgmma"},
     {.refuse = Refuse,
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,

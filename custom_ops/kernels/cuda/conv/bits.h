@@ -15,7 +15,7 @@ struct WeightLayout;
 // How codes of few bits are told by comparisons: two sums without their bias lie in a register, `offset` more each, so
 // that they are 0 .. 2^15 - 1, and what is added for a step sets a half's highest bit where a sum has reached the step.
 struct BitSteps {
-  int count = 0;  // 1 or 3: one less than there may be codes; 0: sums are not as small
+  int count = 0;                // 1 or 3: one less than there may be codes; 0: sums are not as small
   int64_t least = 0, most = 0;  // of sums without a bias
   int offset() const { return static_cast<int>(-least); }
 };
@@ -64,8 +64,9 @@ struct BitsParams : HaloParams {
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
   int sum_offset = 0;             // BitSteps
-  const uint8_t* ones = nullptr;  // [steps][w_planes][kOnesRows], as rows of B, then a row of places that are 0
-  int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
+  const uint8_t* ones =
+      nullptr;                // [steps][w_planes][kOnesRows], as rows of B, then a row of places that are 0
+  int words = 0, places = 0;  // of a plane of codes, each phase's; of a word
   // Of a plane of a patch, with those of a pair's other product; where in a patch a product's own begin.
   int patch_words = 0, first_word = 0;
   int pixels = 0;        // of the input, the last row of which may have fewer than in_w

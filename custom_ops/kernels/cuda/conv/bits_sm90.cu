@@ -222,8 +222,8 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   };
   const Finish finish = InstanceOf<kOfPlanes>(p);
   if constexpr (kOfPlanes) {
-    return std::visit(launch, OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kPlanesSteps, kFloats,
-                                    kFloatsAdding>(finish));
+    return std::visit(launch, OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kPlanesSteps,
+                                    kFloats, kFloatsAdding>(finish));
   } else {
     return std::visit(
         launch,
@@ -246,7 +246,8 @@ cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& opt
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
       p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxBitWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.has_steps || p.combines) || (p.w_planes > 1 && p.x_bits == 1)) {
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.has_steps || p.combines) ||
+      (p.w_planes > 1 && p.x_bits == 1)) {
     return cudaErrorInvalidValue;
   }
   return std::visit(

@@ -788,8 +788,8 @@ void PackedConv::FindSteps(const Epilogue& e, const ChannelConstants& channels, 
       }
       const int64_t first = std::clamp(from - channels.bias[c], all.least, all.most + 1);
       const auto word = c / 4 * 4 + c % 4 / 2 + (step == 2 ? 2 : 0);
-      (step == 3 ? last_steps : steps)[word] |= static_cast<int32_t>(
-          static_cast<uint32_t>((1 << 15) - (first - all.least)) << 16 * (c % 2));
+      (step == 3 ? last_steps : steps)[word] |=
+          static_cast<int32_t>(static_cast<uint32_t>((1 << 15) - (first - all.least)) << 16 * (c % 2));
     }
     if (!falls) continue;
     const int at = BitOfChannel(static_cast<int>(c % kPlaneChannels));

@@ -123,12 +123,13 @@ struct WgmmaHalves {
 // before.
 template <int kN>
 __device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b, int adds = 1) {
-#define LOWBIT_WGMMA_BITS(n, sums, operands, flag, ...)                                                      \
-  asm volatile(                                                                                        \
-      "{\n.reg .pred adds;\nsetp.ne.b32 adds, " flag ", 0;\n"                                           \
-      "wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", adds;\n}" \
-      : __VA_ARGS__                                                                                    \
-      : "l"(a), "l"(b), "r"(adds))
+#define LOWBIT_WGMMA_BITS(n, sums, operands, flag, ...)                                               \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " flag                                         \
+               ", 0;\n"                                                                               \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands \
+               ", adds;\n}"                                                                           \
+               : __VA_ARGS__                                                                          \
+               : "l"(a), "l"(b), "r"(adds))
   if constexpr (kN == 24) {
     LOWBIT_WGMMA_BITS(24, LOWBIT_OPERANDS_12, "%12, %13", "%14", LOWBIT_SUMS_8(0), LOWBIT_SUMS_4(8));
   } else if constexpr (kN == 48) {

@@ -363,9 +363,9 @@ class Generator : public cuda::Draws {
   ResidualPairCase MakeBitPair(const cuda::Device& device) {
     ResidualPairCase pair = DrawBitPair();
     const auto is_one = [&] {
-      const auto configs = cuda::BitPairConfigs(
-          {cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)}, pair.shapes,
-          PlanesOf(pair));
+      const auto configs =
+          cuda::BitPairConfigs({cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)},
+                               pair.shapes, PlanesOf(pair));
       return configs.size() > 1;
     };
     for (int i = 0; i < 40 && !is_one(); ++i) pair = DrawBitPair();
