@@ -23,7 +23,7 @@ int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
   return Steps(g) * bits.fit * Rows(g) * kBitRowBytes;
 }
 
-// Products of bits take an eighth of the time of those of bytes; there are four of 2 by 2 bits.
+// Products of bits take an eighth of the time of those of bytes; there are four of 2 by 2 bits, which pay on planes alone.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
   return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit >= 1 && bits.fit <= x.bits &&
          g.group == 1 && !g.transposed && g.in_channels % 64 == 0 && g.stride_h * g.stride_w <= kMaxPhases;
@@ -114,6 +114,7 @@ ConvProblem AsRead(ConvProblem problem, bool packs) {
 }
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (problem.planes.x == 0 && problem.w_bits.fit > 1) return "2 bits of weights by codes that come as bytes";
   if (Packs(problem) && !problem.IsFlat()) return "a padded window of one tap or a stride, of bytes";
   if (Packs(problem) && problem.has_places) return "codes that other tensors get, too";
   if (Packs(problem)) return Refuse(AsRead(problem, true), device);
@@ -198,8 +199,8 @@ double GatherClocks(const ConvProblem& problem, const ConvConfig& config) {
   return kTurn * static_cast<double>(CeilDiv(in_turn, 32 / kGatheredPixels));
 }
 
-// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 240 of ResNet-50's layers at batch 16, where
-// codes are signs to 40 of them.
+// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 200 of ResNet-50's layers at batch 16, where codes are
+// made as bits to 490 at batch 16 and 128, 8 to 10 % off.
 double Microseconds(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const HaloLine line = LineOf(problem);
@@ -209,7 +210,7 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
   const double products = 0.49 * steps * Products(problem) * (tile_n + kOnesRows) / 2;
-  const bool of_planes = problem.planes.x > 0;
+  const bool of_planes = problem.planes.x > 0, makes_bits = MakesBits(problem);
   const double slabs = of_planes ? 1 : line.slabs,
                patch = of_planes ? static_cast<double>(problem.x.bits * PatchWords(problem.geometry) *
                                                        Places(line, config) * kBitWordBytes)
@@ -217,7 +218,7 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double of_weights = steps * problem.w_bits.fit * BitStepBytes(config.tile_n);
-  const double start = 1190 + at_once * (0.02 * of_weights + 0.022 * patch);
+  const double start = 1190 + at_once * ((makes_bits ? 0.04 : 0.02) * of_weights + 0.022 * patch);
   // By a warpgroup's 64 x 64 outputs, which others of the multiprocessor delay. Planes are added to planes at once, bytes
   // pass through shared memory.
   const double units = tiles * tile_n / 64, x_bits = problem.x.bits;
@@ -225,9 +226,12 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                       : problem.planes.y > 0   ? 940 * x_bits
                                                : 340 * x_bits;
   const double of_residuals = problem.residual ? units * unit : 0;
-  const double latency = !of_planes           ? 2400 + 550.0 * slabs + cut
-                         : MakesBits(problem) ? 900 + (x_bits > 1 ? 360 : 250) * at_once * units
-                                              : 1450 + 230 * at_once * units + of_residuals;
+  // Where codes are made as bits: for each step of a round other waits than of the products, too.
+  const double of_bits = (problem.x.bits == 1 ? 1200 : 2700) + 0.84 * products * tiles +
+                         (problem.w_bits.fit == 1 ? 60 : 240) * at_once * units;
+  const double latency = !of_planes   ? 2400 + 550.0 * slabs + cut
+                         : makes_bits ? of_bits
+                                      : 1450 + 230 * at_once * units + of_residuals;
   // The first patch is gathered by all warps, others by one.
   const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
   const double rounds =
@@ -268,6 +272,7 @@ void FindProducts(BitsParams& p, bool makes_bits) {
   }
   // Steps count codes from the lowest one on; a line has a code's own lowest bits.
   const int first = p.has_steps ? 0 : lowest;
+  p.copies = !e.has_residual && lowest % (1 << p.x_bits) == first;
   Epilogue adding;
   adding.inner_scale = e.inner_scale;
   adding.residual_scale = e.residual_scale;

@@ -79,6 +79,7 @@ struct BitsParams : HaloParams {
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
   int added_planes = 0;  // of residuals; 0: a byte each
+  bool copies = false;   // first codes are the codes, without residuals
   // Codes are made of the bits of a first code and of a residual: each plane is the exclusive or of
   // those products of bits whose word here has all bits. Bit i of a product's number: the code's bit i has part in it, that
   // of the residual those from 2 on. Where not, residuals are added as numbers.

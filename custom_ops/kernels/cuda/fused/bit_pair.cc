@@ -127,10 +127,10 @@ BitPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shape
   return p;
 }
 
-// Whether codes of both are told by steps.
+// Whether codes of both are told by steps, those of the first as they are added.
 bool HaveSteps(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config) {
   const BitPairParams p = ParamsOf(pair, shapes, config);
-  return p.has_steps && p.shortcut.has_steps;
+  return p.has_steps && p.shortcut.has_steps && p.shortcut.copies;
 }
 
 // Both with kernels of their own.
