@@ -210,7 +210,9 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
   const double products = 0.49 * steps * Products(problem) * (tile_n + kOnesRows) / 2;
-  const bool of_planes = problem.planes.x > 0, makes_bits = MakesBits(problem);
+  const bool of_planes = problem.planes.x > 0;
+  // To layers whose codes are made as bits; what else is like them was not measured since.
+  const bool is_refitted = of_planes || problem.x.bits > 1;
   const double slabs = of_planes ? 1 : line.slabs,
                patch = of_planes ? static_cast<double>(problem.x.bits * PatchWords(problem.geometry) *
                                                        Places(line, config) * kBitWordBytes)
@@ -218,7 +220,7 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double of_weights = steps * problem.w_bits.fit * BitStepBytes(config.tile_n);
-  const double start = 1190 + at_once * ((makes_bits ? 0.04 : 0.02) * of_weights + 0.022 * patch);
+  const double start = 1190 + at_once * ((is_refitted ? 0.04 : 0.02) * of_weights + 0.022 * patch);
   // By a warpgroup's 64 x 64 outputs, which others of the multiprocessor delay. Planes are added to planes at once, bytes
   // pass through shared memory.
   const double units = tiles * tile_n / 64, x_bits = problem.x.bits;
@@ -226,12 +228,14 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                       : problem.planes.y > 0   ? 940 * x_bits
                                                : 340 * x_bits;
   const double of_residuals = problem.residual ? units * unit : 0;
-  // Where codes are made as bits: for each step of a round other waits than of the products, too.
-  const double of_bits = (problem.x.bits == 1 ? 1200 : 2700) + 0.84 * products * tiles +
-                         (problem.w_bits.fit == 1 ? 60 : 240) * at_once * units;
-  const double latency = !of_planes   ? 2400 + 550.0 * slabs + cut
-                         : makes_bits ? of_bits
-                                      : 1450 + 230 * at_once * units + of_residuals;
+  // Each step of a round has other waits than those of its products.
+  const double of_steps = is_refitted ? 0.84 * products * tiles : 0, of_second = x_bits - 1;
+  const double of_bits =
+      1200 + 1500 * of_second + (problem.w_bits.fit == 1 ? 60 : 240) * at_once * units + of_steps;
+  const double latency = !of_planes ? 2400 + 700 * of_second + 550.0 * slabs + cut + of_steps
+                         : MakesBits(problem)
+                             ? of_bits
+                             : 1200 + 1500 * of_second + 230 * at_once * units + of_residuals + of_steps;
   // The first patch is gathered by all warps, others by one.
   const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
   const double rounds =
