@@ -88,9 +88,10 @@ struct BitProducts
         if (is_last && patch + 1 >= this->patches) LetSuccessorsStart();
       });
       if (is_last) after();
-      CodesOfSteps(
-          of, counts, [&](int of_tile) { return FetchSteps(of, of_tile); }, is_last ? shortcut_flips : flips,
-          codes);
+      unsigned falls[kWords];
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) falls[word] = is_last ? shortcut_flips[word] : flips[word];
+      CodesOfSteps(of, counts, [&](int of_tile) { return StepsOfPair(is_last, of_tile); }, falls, codes);
     }
     ForEachPlane([&](int i, int word, int plane) { added[i][word][plane] = codes[i][word][plane]; });
     StoreCombined(own);
@@ -164,12 +165,16 @@ struct BitProducts
       return all[step][half];
     }
   };
-  // Of channels of the tile, from device memory.
-  __device__ __forceinline__ Steps FetchSteps(const BitsParams& of, int of_tile) const {
-    const int channel = at.n0 + column + of_tile * 16;
-    if (channel >= bits.n) return {};
-    Steps steps = {*reinterpret_cast<const int4*>(of.epilogue.steps + channel), {}};
-    if (kBits > 1) steps.last = *reinterpret_cast<const int2*>(of.epilogue.last_steps + channel);
+  // Of a pair's product, of which a block keeps the first and the second ones.
+  __device__ __forceinline__ Steps StepsOfPair(bool is_last, int of_tile) const {
+    const int at_column = column + of_tile * 16;
+    const void* const kept = is_last ? static_cast<const void*>(fixed.state.start + at_column)
+                                     : static_cast<const void*>(fixed.state.bias + at_column);
+    Steps steps = {*static_cast<const int4*>(kept), {}};
+    if (kBits > 1 && at.n0 + at_column < bits.n) {
+      const EpilogueParams& e = (is_last ? shortcut : bits).epilogue;
+      steps.last = *reinterpret_cast<const int2*>(e.last_steps + at.n0 + at_column);
+    }
     return steps;
   }
   template <typename F>

@@ -200,7 +200,7 @@ double GatherClocks(const ConvProblem& problem, const ConvConfig& config) {
 }
 
 // Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 200 of ResNet-50's layers at batch 16, where codes are
-// made as bits to 490 at batch 16 and 128, 8 to 10 % off.
+// made as bits to 490 at batch 16 and 128, 7 % off.
 double Microseconds(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const HaloLine line = LineOf(problem);
@@ -220,7 +220,8 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
   const double of_weights = steps * problem.w_bits.fit * BitStepBytes(config.tile_n);
-  const double start = 1190 + at_once * ((is_refitted ? 0.04 : 0.02) * of_weights + 0.022 * patch);
+  const double start =
+      (is_refitted ? 2090 : 1190) + at_once * ((is_refitted ? 0.03 : 0.02) * of_weights + 0.022 * patch);
   // By a warpgroup's 64 x 64 outputs, which others of the multiprocessor delay. Planes are added to planes at once, bytes
   // pass through shared memory.
   const double units = tiles * tile_n / 64, x_bits = problem.x.bits;
@@ -231,11 +232,11 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   // Each step of a round has other waits than those of its products.
   const double of_steps = is_refitted ? 0.84 * products * tiles : 0, of_second = x_bits - 1;
   const double of_bits =
-      1200 + 1500 * of_second + (problem.w_bits.fit == 1 ? 60 : 240) * at_once * units + of_steps;
+      1050 + 1500 * of_second + (problem.w_bits.fit == 1 ? 30 * x_bits : 240) * at_once * units + of_steps;
   const double latency = !of_planes ? 2400 + 700 * of_second + 550.0 * slabs + cut + of_steps
                          : MakesBits(problem)
                              ? of_bits
-                             : 1200 + 1500 * of_second + 230 * at_once * units + of_residuals + of_steps;
+                             : 1050 + 1500 * of_second + 230 * at_once * units + of_residuals + of_steps;
   // The first patch is gathered by all warps, others by one.
   const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
   const double rounds =
