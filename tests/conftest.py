@@ -36,7 +36,7 @@ FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
 # Set where the library is a sanitizer's: it looks at every access, so what it finds it finds in few examples,
 # and everything takes ten times as long.
 SANITIZED = os.environ.get("LOWBIT_SANITIZED", "") not in ("", "0")
-# Set where nodes run on another machine (tests/remote), which is emulated as a rule: everything takes longer there, too.
+# Set where nodes run on another machine (tests/remote), as a rule an emulated one: that takes longer, too.
 REMOTE = "LOWBIT_REMOTE" in os.environ
 
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the

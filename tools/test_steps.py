@@ -57,7 +57,7 @@ ARM_PROCESSORS = {
     "max,sve=off,sme=off": "i8mm or refuse_little",
 }
 ARM_SHORT = {"cortex-a53": "neon and (edge or extreme)"}
-# Of tests/hostile, what hardly comes to native code; it finds no more there than a sanitizer of the rest does.
+# Of tests/hostile, what hardly comes to native code: nothing in it is a sanitizer's to see.
 IN_PYTHON = ("bad_models", "bad_outputs", "bad_qonnx", "external_data", "hostile_names", "mutated_qonnx")
 # Of tests/packaging, what looks at the installed package; the other files look at the repository.
 INSTALLED = tuple(f"tests/packaging/test_{each}.py" for each in ("c_package", "examples", "library"))
