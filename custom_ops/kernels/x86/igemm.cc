@@ -78,7 +78,9 @@ constexpr size_t kBandBytes = 96 * 1024;
 constexpr size_t kMaxReach = 64 * 1024;
 // The same where the windows are even; it is read from L2.
 constexpr size_t kEvenBandBytes = 512 * 1024;
-constexpr size_t kMaxEvenPixels = 1024;
+// Of the rows of a block two of a 3x3 kernel are copied for the next one again: VGG-16's 64->64 at 224x224 takes 0.95 of the
+// time that it takes with blocks of 1024 pixels (Sapphire Rapids).
+constexpr size_t kMaxEvenPixels = 2048;
 // A band is even where its kernel rows, as whole steps, have at most so many times their bytes.
 constexpr double kMaxEvenBytes = 4.0 / 3;
 // Pointers of one block of pixels.
