@@ -16,7 +16,7 @@ struct CpuOptions {
   bool tuned = true;       // kernels that were measured, where there are any
   int threads = 0;         // that run a node; 0: not known
   // Hears what the user should know though nothing failed; without it, stderr does.
-  std::function<void(const std::string&)> warn = {};
+  std::function<void(const std::string&)> warn;
   // Tensors of which a thread's share exceeds this are not made as a whole where they need not (ep/cpu/bands.h). L2 is
   // 2 MB on a Xeon with AMX, and there are weights to read beside.
   size_t cached_bytes = size_t{1} << 20;
