@@ -215,10 +215,14 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
     if (const cudaError_t error = EncodeRows(p, &map); error != cudaSuccess) return error;
   }
   const auto launch = [&](auto finish) {
-    return LaunchKernel<ConvBits<kOfPlanes, kTileN, kBits, finish>>(
-        options,
-        {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
-        map);
+    if constexpr (HasInstance(finish == kPlanesTail || (kTileN == 64 && kBits == 1))) {
+      return LaunchKernel<ConvBits<kOfPlanes, kTileN, kBits, finish>>(
+          options,
+          {Dim(p.shares.blocks, p.n_tiles), config.tile_m / 64 * kWarpgroup + 32, options.shared_bytes}, p,
+          map);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   };
   const Finish finish = InstanceOf<kOfPlanes>(p);
   if constexpr (kOfPlanes) {
