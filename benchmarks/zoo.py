@@ -5,7 +5,7 @@ python benchmarks/zoo.py --only check           conversion and elements alone; o
 python benchmarks/zoo.py --only speed           times alone, on an idle machine
 python benchmarks/zoo.py --commands             also every command of `lowbit` on every network
 python benchmarks/zoo.py --shard 2/4            one part of four; the last one to end writes the whole table
-python benchmarks/zoo.py --quick                sixteen of them, a minute; exit status 1 for any failure
+python benchmarks/zoo.py --quick                ten of them, a minute; exit status 1 for any failure
 
 What is measured is kept per network, configuration and state of the code under `build/zoo/`, so a run that is
 stopped goes on where it was. A network runs in a process of its own: one that crashes or hangs is a failure
@@ -593,7 +593,7 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="measure nothing, write the table")
     parser.add_argument("--name", default="zoo", help="name of the results files (default: zoo)")
     parser.add_argument("--quick", action="store_true", help="a random selection, conversion and elements")
-    parser.add_argument("--count", type=int, default=16, help="networks of --quick (default: 16, a minute)")
+    parser.add_argument("--count", type=int, default=10, help="networks of --quick (default: 10, a minute)")
     parser.add_argument("--seed", type=int, default=0, help="selection of --quick (default: 0)")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", help=argparse.SUPPRESS)

@@ -36,13 +36,16 @@ FULL = os.environ.get("LOWBIT_FULL", "") not in ("", "0")
 # Set where the library is a sanitizer's: it looks at every access, so what it finds it finds in few examples,
 # and everything takes ten times as long.
 SANITIZED = os.environ.get("LOWBIT_SANITIZED", "") not in ("", "0")
+# Set where nodes run on another machine (tests/remote), as a rule an emulated one: that takes longer, too.
+REMOTE = "LOWBIT_REMOTE" in os.environ
 
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
 # full run looks at other examples and prints how to repeat what it finds.
-hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=40, print_blob=True)
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=30, print_blob=True)
+hypothesis.settings.register_profile("emulated", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.register_profile("sanitized", deadline=None, derandomize=True, max_examples=10)
-_PROFILE = "sanitized" if SANITIZED else "full" if FULL else "default"
+_PROFILE = "sanitized" if SANITIZED else "emulated" if REMOTE else "full" if FULL else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 

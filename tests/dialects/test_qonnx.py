@@ -26,8 +26,9 @@ _NAMES = sorted(CASES)
 
 
 def _flavours(name: str) -> list[int]:
-    """One flavour of scales in the default run, all three in the full one."""
-    return [0, 1, 2] if FULL else [_NAMES.index(name) % 3]
+    """One flavour of scales in the default run, two of the three in the full one."""
+    first = _NAMES.index(name) % 3
+    return [first, (first + 1) % 3] if FULL else [first]
 
 
 def assert_equals_the_oracle(case: Case, built: Built, result, note: str) -> None:

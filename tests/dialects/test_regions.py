@@ -15,7 +15,7 @@ from tests.support import lowbit_session, require_native
 lowbit = pytest.importorskip("lowbit")
 
 _CASES: dict[str, Case] = {**CASES, **{f"qonnx.{name}": case for name, case in QONNX.items()}}
-_SOME = [name for i, name in enumerate(_CASES) if FULL or i % 3 == 0]
+_SOME = [name for i, name in enumerate(_CASES) if i % (2 if FULL else 3) == 0]
 
 
 @pytest.mark.parametrize("name", _SOME)

@@ -17,6 +17,6 @@ pytestmark = [
 @pytest.mark.parametrize("way", WAYS)
 def test_a_life_without_memory(way: str) -> None:
     require_native()
-    tally = tried(way, first=13, every=311 if FULL else 997)
+    tally = tried(way, first=13, every=499 if FULL else 997)
     assert tally.verdicts["refused"] > 0, "no allocation has failed"
     assert not tally.failures, tally.failures

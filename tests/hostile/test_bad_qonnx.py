@@ -9,7 +9,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.conftest import SANITIZED
 from tests.dialects import qonnx_oracle
 from tests.dialects.graphs.qonnx import CASES, QonnxGraph, Quant, conv, entry
 from tests.support import lowbit_session, require_native
@@ -283,7 +282,7 @@ def _row(op: str, count: int) -> onnx.ModelProto:
 
 
 # Python's own limit of recursion is 1,000; in the native part there is nothing to find that is so deep.
-_LONG = 100 if SANITIZED else 1_100
+_LONG = 1_100
 
 
 @pytest.mark.parametrize("op", ["Relu", "Sigmoid", "Mul", "Quant", "Transpose", "MaxPool", "constant"])

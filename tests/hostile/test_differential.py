@@ -13,7 +13,7 @@ from tests.support import require_native
 
 # A sanitizer looks at lowbit's nodes alone, which its numerics and broken models run in every form; here it
 # would mostly watch Python convert.
-_PER_PART = 10 if SANITIZED else 25
+_PER_PART = 8 if SANITIZED else 16
 
 
 @pytest.mark.parametrize("device", ["cpu-ops", "cpu-ep"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import SANITIZED
 from tests.hostile.campaign import outcomes_of
 from tests.support import require_native
 
-_PER_PROCESS = 60
+_PER_PROCESS = 30 if SANITIZED else 60
 
 
 @pytest.mark.parametrize("part", range(4))

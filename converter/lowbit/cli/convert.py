@@ -65,8 +65,6 @@ def command(
     quantized, the command says so and writes the model as it was (exit code 0; --strict refuses with 3).
     """
     from lowbit.conversion.convert import convert
-    from lowbit.inspection.inspect import describe_conversion
-    from lowbit.inspection.report_html import render
     from lowbit.proto.atomic import check_writable
 
     if report_file is not None:
@@ -90,6 +88,9 @@ def command(
     else:
         _print(out, summary, result.report)
     if report_file is not None:
+        from lowbit.inspection.inspect import describe_conversion
+        from lowbit.inspection.report_html import render
+
         write_report(
             report_file, summary, lambda: render(describe_conversion(model, result)), overwrite=overwrite
         )

@@ -59,7 +59,6 @@ def command(
     and every node tells whether it runs there or why it stays with ONNX Runtime on the CPU.
     """
     from lowbit.inspection.inspect import inspect
-    from lowbit.inspection.report_html import render
     from lowbit.proto.atomic import check_writable
     from lowbit.proto.feeds import parse_shapes
 
@@ -75,6 +74,8 @@ def command(
     else:
         _print(out, model, report)
     if report_file is not None:
+        from lowbit.inspection.report_html import render
+
         write_report(report_file, report.to_dict(), lambda: render(report), overwrite=overwrite)
 
 

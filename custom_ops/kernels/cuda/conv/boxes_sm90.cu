@@ -26,7 +26,7 @@ cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const La
   const auto launch = [&]<bool kSigned, Finish kFinish>() {
     constexpr bool kIsKept = kTileM <= kMostSplitRows || !kLeavesRegisters<kFinish>;
     if constexpr (kIsKept && kMayFinish<kFinish, kTileN> &&
-                  HasInstance(kTileM * kTileN == 64 * 64 || IsSampled<kSigned, kFinish>(false))) {
+                  HasInstance(IsSampled<kSigned, kFinish>(false) || (kTileM * kTileN == 64 * 64 && !kSigned))) {
       return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
           static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
     } else {

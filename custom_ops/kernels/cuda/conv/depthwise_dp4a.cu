@@ -328,14 +328,18 @@ cudaError_t LaunchDepthwise(const DepthwiseParams& p, const ConvConfig&, const L
   return std::visit(
       [&](auto is_signed, auto way, auto has_table) {
         constexpr bool kMaps = has_table && kStoresAlone<way>;
-        const auto of_row = [&]<int kSide, int kStride>() {
-          return launch(ConvDepthwiseRow<kSide, kStride, PixelsOfThread(kStride), is_signed, way, kMaps>);
-        };
-        if (!p.is_row) return launch(ConvDepthwise<is_signed, way, kMaps>);
-        if (p.kernel_w == 3 && p.stride_w == 1) return of_row.template operator()<3, 1>();
-        if (p.kernel_w == 3) return of_row.template operator()<3, 2>();
-        if (p.stride_w == 1) return of_row.template operator()<5, 1>();
-        return of_row.template operator()<5, 2>();
+        if constexpr (HasInstance(is_signed == (way == Way::kAny))) {
+          const auto of_row = [&]<int kSide, int kStride>() {
+            return launch(ConvDepthwiseRow<kSide, kStride, PixelsOfThread(kStride), is_signed, way, kMaps>);
+          };
+          if (!p.is_row) return launch(ConvDepthwise<is_signed, way, kMaps>);
+          if (p.kernel_w == 3 && p.stride_w == 1) return of_row.template operator()<3, 1>();
+          if (p.kernel_w == 3) return of_row.template operator()<3, 2>();
+          if (p.stride_w == 1) return of_row.template operator()<5, 1>();
+          return of_row.template operator()<5, 2>();
+        } else {
+          return cudaErrorInvalidValue;
+        }
       },
       OneOf(options.x_signed),
       OneOf<Way::kOnes, Way::kAny, Way::kOnesOfZeros, Way::kAnyOfZeros, Way::kBytes, Way::kWords,

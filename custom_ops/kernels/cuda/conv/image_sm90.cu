@@ -248,11 +248,15 @@ cudaError_t LaunchPlanes(const ImageParams& params, const ConvConfig& config, co
         // As many tiles for every block.
         const int most = std::max(1, options.device.multiprocessors * kBlocks<tile_n> / p.n_tiles);
         const int per_block = (p.tiles + most - 1) / most;
-        return LaunchKernel<ConvPlanes<tile_n, channels, tap_rows, is_signed>>(
-            options,
-            {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads,
-             p.patch_offset + 2 * p.patch_bytes},
-            p);
+        if constexpr (HasInstance(tile_n == 32 && channels == 3)) {
+          return LaunchKernel<ConvPlanes<tile_n, channels, tap_rows, is_signed>>(
+              options,
+              {Dim((p.tiles + per_block - 1) / per_block, p.n_tiles), kThreads,
+               p.patch_offset + 2 * p.patch_bytes},
+              p);
+        } else {
+          return cudaErrorInvalidValue;
+        }
       },
       OneOf<32, 64>(config.tile_n), OneOf<4, 3>(p.in_channels == 3 ? 3 : 4), OneOf<3, kMaxPlaneRows>(rows),
       OneOf(options.x_signed));

@@ -197,9 +197,11 @@ cudaError_t LaunchTeam(const TeamParams& p, const ConvConfig& config, const Laun
           if (error != cudaSuccess) return error;
           if constexpr (kFinish == Finish::kPlanesTail || kFinish == Finish::kBorderTail) {
             return cudaErrorInvalidValue;  // whole boxes of bytes are stored, and nothing lies outside of images
-          } else {
+          } else if constexpr (HasInstance(IsSampled<kSigned, kFinish>(true))) {
             return LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
                 options, {Dim(p.shares.blocks), groups * kWarpgroup + 64, options.shared_bytes}, p, maps);
+          } else {
+            return cudaErrorInvalidValue;
           }
         },
         OneOf<64, 128>(config.tile_n));

@@ -601,8 +601,10 @@ cudaError_t LaunchMaker(const ChainParams& p, const LaunchOptions& options) {
 
 template <bool kXSigned, bool kYSigned, Finish kFinish, Finish kSecond = SecondOf(kFinish)>
 cudaError_t LaunchRanks(const ChainParams& p, const LaunchOptions& options) {
-  if (p.ranks == 1) return LaunchMaker<kXSigned, kYSigned, false, kFinish, kSecond>(p, options);
-  if constexpr (HasInstance(IsSampled<kYSigned, kFinish>(true))) {
+  if constexpr (HasInstance(!kXSigned && !kYSigned)) {
+    if (p.ranks == 1) return LaunchMaker<kXSigned, kYSigned, false, kFinish, kSecond>(p, options);
+  }
+  if constexpr (HasInstance(kXSigned == kYSigned && IsSampled<kYSigned, kFinish>(true))) {
     return LaunchMaker<kXSigned, kYSigned, true, kFinish, kSecond>(p, options);
   } else {
     return cudaErrorInvalidValue;

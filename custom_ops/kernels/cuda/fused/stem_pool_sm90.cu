@@ -394,11 +394,15 @@ cudaError_t LaunchPool(const PooledParams& p, int channels, const LaunchOptions&
                         : e.lacks_lines ? Finish::kIntegersOfTail
                                         : Finish::kTail;
   const auto launch = [&]<int kChannels, bool kSigned, Finish kFinish, bool kPlanes>() {
-    return LaunchKernel<ConvPool<kChannels, kSigned, kFinish, kPlanes>>(
-        options,
-        {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
-         kSharedBytes<kChannels>},
-        p);
+    if constexpr (HasInstance(kChannels == 3 && kSigned == (kFinish == Finish::kIntegers))) {
+      return LaunchKernel<ConvPool<kChannels, kSigned, kFinish, kPlanes>>(
+          options,
+          {Dim(p.images * p.tiles_x, (p.n + kCellTileN - 1) / kCellTileN, p.strips), kThreads,
+           kSharedBytes<kChannels>},
+          p);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   };
   using enum Finish;
   if (e.plane_count > 0) {

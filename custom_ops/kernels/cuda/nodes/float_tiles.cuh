@@ -992,7 +992,11 @@ void LaunchProduct(const Run& run, const Params& p, int tile, const Device& devi
       if constexpr (requires { typename T::TapSource; }) {
         if (p.taps_first) return LaunchTile<typename T::TapSource, Column, T>(run, p, device);
       }
-      LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      if constexpr (HasInstance(kIsTypical || requires { typename T::TapSource; })) {
+        LaunchTile<WindowSource<T>, Column, T>(run, p, device);
+      } else {
+        run.Check(cudaErrorInvalidValue);
+      }
     }
   });
 }

@@ -621,8 +621,12 @@ void LaunchTile(const Run& run, NhwcParams p, const Device& device) {
   const int bytes = SpreadBytes(SharedBytesOf<T>(p, p.slices), int64_t{grid.x} * grid.z, p.slices, device);
   const LaunchShape shape{grid, T::kThreadsOf, bytes, Dim(1, 1, p.slices)};
   const bool has_plain = !p.makes_last || (p.limits.adds && !p.adds_last);
-  run.Check(has_plain ? LaunchKernel<NhwcConv<T, true>>(run.queue, device, shape, p, map)
-                      : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
+  if constexpr (HasInstance(T::kN == 128)) {
+    run.Check(has_plain ? LaunchKernel<NhwcConv<T, true>>(run.queue, device, shape, p, map)
+                        : LaunchKernel<NhwcConv<T, false>>(run.queue, device, shape, p, map));
+  } else {
+    run.Check(cudaErrorInvalidValue);
+  }
 }
 
 template <FloatPrecision kOf>
