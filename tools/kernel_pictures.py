@@ -163,7 +163,7 @@ FAMILIES = {
     ),
     "bits": Family(
         "bits: patches of halo, cut into planes of bits",
-        "Windows whose weights have one bit and whose codes have 1 or 2. A block holds what one "
+        "Windows whose codes have 1 or 2 bits and whose weights have no more. A block holds what one "
         "of `halo` holds, its weights as bits, and the planes of the patch, which its threads cut once for "
         "all taps; a step along K is two words of 128 channels each. Where the codes lie in memory as planes "
         "there are no slots: patches come as they are multiplied, and windows of one tap or with a stride "
@@ -523,9 +523,9 @@ FAMILIES = {
     ),
     "bit_pair": Family(
         "bit_pair: a shortcut's layer and the one that adds it, on planes of bits",
-        "Two 1x1 layers whose weights and codes have one bit, either maybe with a stride. A block keeps the "
-        "weights of both and fetches a patch of both inputs, as `bits` does. The signs of a product's sums "
-        "are the bits of its codes, 32 of them in a register: those of both meet there. "
+        "Two 1x1 layers of 1 or 2 bits, either maybe with a stride. A block keeps the "
+        "weights of both and fetches a patch of both inputs, as `bits` does. A product's sums become the "
+        "bits of its codes, 32 of a plane in a register: those of both meet there. "
         "`bit_pair_128x128_stages2`: 128 pixels by 128 channels, the next patch comes while one is "
         "multiplied.",
         "shared memory of a block",

@@ -11,6 +11,7 @@
 #include "core/packed_weights.h"
 #include "core/processors.h"
 #include "core/status.h"
+#include "ep/cpu/bands.h"
 #include "ep/cpu/move.h"
 #include "ep/cpu/team.h"
 #include "ep/region/lower.h"
@@ -42,6 +43,7 @@ class CpuStepPlan final : public StepPlan {
   // The step's inputs, the fed ones without data, and which of them are fed.
   const Tensors& inputs() const { return inputs_; }
   const std::vector<size_t>& fed() const { return fed_; }
+  const Operator* op() const { return op_; }
 
   void Run(const Tensors& inputs, void* y, ThreadPool& pool) const {
     if (op_ != nullptr) {
@@ -116,9 +118,13 @@ constexpr size_t kTeamLoops = 3;
 class CpuInstance final : public Instance {
  public:
   // `threads` run it; 0: not known, at most `most`.
-  CpuInstance(const RegionPlan& plan, size_t threads, size_t most)
-      : members_(threads == 0 ? most : threads), threads_(threads), workspace_(plan.workspace_bytes) {
+  CpuInstance(const RegionPlan& plan, size_t threads, size_t most, size_t cached_bytes)
+      : members_(threads == 0 ? most : threads),
+        threads_(threads),
+        cached_bytes_(cached_bytes),
+        workspace_(plan.workspace_bytes) {
     for (const PlannedStep& planned : plan.steps) AddStep(planned, plan);
+    for (size_t i = 0; i < steps_.size(); i += sections_.back().count) AddSection(i);
   }
 
   void Run(std::span<void* const> externals, const RunContext& context) override {
@@ -151,10 +157,82 @@ class CpuInstance final : public Instance {
   };
 
   void RunSteps(ThreadPool& pool, StepTimes* times) const {
-    for (const BoundStep& step : steps_) {
+    for (const Section& section : sections_) {
+      const BoundStep& first = steps_[section.first];
       const auto begin = times == nullptr ? StepTimes::Clock::time_point() : StepTimes::Clock::now();
-      step.plan->Run(step.inputs, step.y, pool);
-      if (times != nullptr) times->Add({step.planned, 1}, begin, StepTimes::Clock::now() - begin);
+      if (section.bands != nullptr) {
+        section.bands->Run(first.inputs[first.plan->fed()[0]]->data,
+                           steps_[section.first + section.count - 1].y, pool);
+      } else {
+        first.plan->Run(first.inputs, first.y, pool);
+      }
+      if (times != nullptr)
+        times->Add({first.planned, section.count}, begin, StepTimes::Clock::now() - begin);
+    }
+  }
+
+  // A tensor of the workspace.
+  struct Place {
+    size_t begin, end;
+    bool Meets(const Place& other) const { return begin < other.end && other.begin < end; }
+    bool operator==(const Place&) const = default;
+  };
+  static std::optional<Place> PlaceOf(const Location& location, const TensorShape& tensor) {
+    if (location.kind != Location::Kind::kWorkspace) return std::nullopt;
+    const auto bytes = static_cast<size_t>(ElementCount(tensor.dims)) * ElementSize(tensor.type);
+    return Place{location.at, location.at + bytes};
+  }
+  std::optional<Place> MadeBy(size_t i) const {
+    const PlannedStep& planned = *steps_[i].planned;
+    return PlaceOf(planned.output, planned.step->Output(planned.fed_shapes));
+  }
+  std::optional<Place> FedTo(size_t i, size_t which) const {
+    const PlannedStep& planned = *steps_[i].planned;
+    return PlaceOf(planned.fed[which], planned.fed_shapes[which]);
+  }
+  // Whether step i + 1 alone reads what step i makes, as it is.
+  bool IsReadNext(size_t i) const {
+    const std::optional<Place> made = MadeBy(i);
+    if (!made || i + 1 >= steps_.size() || steps_[i + 1].planned->fed.size() != 1 || FedTo(i + 1, 0) != made)
+      return false;
+    for (size_t j = i + 2; j < steps_.size(); ++j) {
+      const size_t fed = steps_[j].planned->fed.size();
+      for (size_t k = 0; k < fed; ++k) {
+        if (const std::optional<Place> read = FedTo(j, k); read && read->Meets(*made)) return false;
+      }
+      // Where memory is written again nobody needs what it held.
+      if (const std::optional<Place> written = MadeBy(j); written && written->Meets(*made)) break;
+    }
+    return true;
+  }
+  std::optional<RowWindow> RowsOf(size_t i) const {
+    const CpuStepPlan& plan = *steps_[i].plan;
+    if (plan.op() == nullptr || plan.fed().size() != 1) return std::nullopt;
+    return plan.op()->Rows(steps_[i].inputs);
+  }
+
+  // One step, or several that run band by band.
+  void AddSection(size_t first) {
+    std::vector<BandStep> steps;
+    for (size_t i = first; i < first + kMostTogether && i < steps_.size(); ++i) {
+      const std::optional<RowWindow> rows = threads_ == 0 ? std::nullopt : RowsOf(i);
+      if (!rows) break;
+      steps.push_back({steps_[i].plan->op(), steps_[i].inputs, steps_[i].plan->fed()[0], *rows});
+      const size_t made = rows->out_bytes * static_cast<size_t>(rows->out_rows);
+      if (made / threads_ <= cached_bytes_ || !IsReadNext(i)) break;
+    }
+    // Rows of the last tensor are written before the first one's last row was read.
+    const std::optional<Place> read = steps.empty() ? std::nullopt : FedTo(first, 0);
+    while (steps.size() > 1 && read) {
+      const std::optional<Place> made = MadeBy(first + steps.size() - 1);
+      if (!made || !made->Meets(*read)) break;
+      steps.pop_back();
+    }
+    if (steps.size() < 2) {
+      sections_.push_back({first, 1, nullptr});
+    } else {
+      const size_t count = steps.size();
+      sections_.push_back({first, count, std::make_unique<Bands>(std::move(steps), threads_, cached_bytes_)});
     }
   }
 
@@ -181,11 +259,19 @@ class CpuInstance final : public Instance {
     steps_.push_back(std::move(step));
   }
 
-  const size_t members_, threads_;
+  // As many as who listens to a run expects at once (StepTimes).
+  static constexpr size_t kMostTogether = 3;
+  struct Section {
+    size_t first, count;
+    std::unique_ptr<Bands> bands;
+  };
+
+  const size_t members_, threads_, cached_bytes_;
   size_t loops_ = 0;      // of the last run without a team
   size_t most_seen_ = 0;  // members that came to a run
   AlignedBytes workspace_;
   std::vector<BoundStep> steps_;
+  std::vector<Section> sections_;
   std::vector<Patch> patched_inputs_, patched_outputs_;
 };
 
@@ -251,7 +337,7 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<Instance> CreateInstance(const RegionPlan& plan) override {
     const auto threads = static_cast<size_t>(std::max(options_.threads, 0));
-    return std::make_unique<CpuInstance>(plan, threads, processors_);
+    return std::make_unique<CpuInstance>(plan, threads, processors_, options_.cached_bytes);
   }
   size_t Alignment() const override { return AlignedBytes::kAlignment; }
   size_t MaxInstances() const override { return processors_; }

@@ -15,6 +15,7 @@
 #include "ep/region/memory_plan.h"
 #include "ep/region/partition.h"
 #include "ep/region/planes.h"
+#include "ep/region/step_times.h"
 #include "ep/region/tune_region.h"
 #include "ep/tests/fake_backend.h"
 #include "ep/tests/graph_builder.h"
@@ -1190,6 +1191,100 @@ ValueId AddConv(GraphBuilder& builder, ValueId x, int64_t in, int64_t out, bool 
                          attributes);
 }
 
+// Convolutions and poolings of images one after the other, of any sizes that fit.
+struct ImageChain {
+  GraphBuilder builder;
+  Tensor x;
+
+  explicit ImageChain(std::mt19937& random) : random_(random) {
+    const std::vector<int64_t> dims = {random() % 8 == 0 ? 2 : 1, Draw(1, 40), Draw(1, 30), Draw(1, 6)};
+    x = RandomTensor(dims, random);
+    rows_ = dims[1], columns_ = dims[2], channels_ = dims[3];
+    ValueId value = builder.AddInput();
+    for (int64_t i = Draw(1, 5); i > 0; --i) {
+      const ValueId before = value;
+      value = random() % 16 == 0 ? builder.Lookup(value, 1) : Window(value, random() % 3 == 0);
+      // Sometimes somebody else reads what is made between.
+      if (random() % 12 == 0) builder.graph.outputs.push_back(before);
+    }
+    builder.graph.outputs.push_back(value);
+  }
+
+ private:
+  int64_t Draw(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random_() % static_cast<uint32_t>(most - least + 1));
+  }
+
+  ValueId Window(ValueId value, bool is_pool) {
+    std::vector<int64_t> kernel, strides, begins, ends, dilations;
+    for (int64_t* size : {&rows_, &columns_}) {
+      const int64_t dilation = kernel.empty() ? Draw(1, 2) : 1, most = std::min<int64_t>(5, *size);
+      const int64_t k = (most - 1) / dilation + 1;
+      kernel.push_back(Draw(std::min<int64_t>(2, k), k));
+      dilations.push_back(dilation);
+      strides.push_back(Draw(1, 3));
+      begins.push_back(Draw(0, kernel.back() - 1));
+      ends.push_back(Draw(0, kernel.back() - 1));
+      *size = (*size + begins.back() + ends.back() - (kernel.back() - 1) * dilation - 1) / strides.back() + 1;
+    }
+    std::vector<int64_t> pads = begins;
+    pads.insert(pads.end(), ends.begin(), ends.end());
+    AttributeMap attributes = {
+        {"kernel_shape", kernel}, {"strides", strides}, {"pads", pads}, {"dilations", dilations}};
+    if (is_pool) return builder.AddNode("LowBitMaxPool", kDomain, {value}, attributes);
+    const int64_t in = channels_, out = channels_ = random_() % 4 == 0 ? Draw(1, 40) : Draw(1, 15);
+    attributes["in_channels"] = in;
+    attributes["out_channels"] = out;
+    const auto scalar = [&](float number) {
+      return builder.AddConstant(ElementType::kFloat, std::vector<float>{number}, {});
+    };
+    const ValueId zero = builder.AddConstant(ElementType::kInt32, std::vector<int32_t>{100}, {});
+    const ValueId weights = builder.AddConstant(RandomTensor({out * in * kernel[0] * kernel[1]}, random_));
+    const ValueId inputs[] = {value, weights, scalar(1), zero, scalar(1), zero, kAbsent, scalar(4e3f), zero};
+    return builder.AddNode("LowBitConv", kDomain, {std::begin(inputs), std::end(inputs)}, attributes);
+  }
+
+  std::mt19937& random_;
+  int64_t rows_, columns_, channels_;
+};
+
+class StepCounter final : public StepTimes {
+ public:
+  size_t steps = 0, launches = 0;
+  void Add(std::span<const PlannedStep> launched, Clock::time_point, Clock::duration) override {
+    steps += launched.size();
+    ++launches;
+  }
+};
+
+void TestBandsOfRows() {
+  std::mt19937 random(31);
+  size_t together = 0;
+  for (size_t round = 0; round < 400 / kSparse; ++round) {
+    ImageChain chain(random);
+    const size_t threads = 1 + random() % 3;
+    StdThreadPool pool(threads);
+    CpuOptions options;
+    options.threads = static_cast<int>(threads);
+    options.cached_bytes = random() % 1000;
+    const auto program = Program::Compile(chain.builder.graph, CreateCpuBackend(options));
+    const std::vector<Tensor> expected = Evaluate(chain.builder.graph, {chain.x});
+    const auto plan = program->PlanFor(ShapesOf({chain.x}));
+    for (int run = 0; run < 2; ++run) {
+      std::vector<Tensor> outputs;
+      std::vector<void*> externals = {chain.x.bytes.data()};
+      for (const TensorShape& shape : plan->outputs) outputs.emplace_back(shape);
+      for (Tensor& output : outputs) externals.push_back(output.bytes.data());
+      StepCounter counter;
+      program->Run(plan, externals, {&pool, nullptr, &counter});
+      Expect(Equal(outputs, expected), "bands of rows, round " + std::to_string(round));
+      Expect(counter.steps == plan->steps.size(), "every step is heard of");
+      together += counter.steps - counter.launches;
+    }
+  }
+  Expect(together > 0, "some steps run in bands");
+}
+
 ValueId AddBinary(GraphBuilder& builder, const std::string& op, ValueId a, ValueId b) {
   const ValueId scale = builder.AddConstant(ElementType::kFloat, std::vector<float>{1}, {}),
                 zero = builder.AddConstant(ElementType::kInt32, std::vector<int32_t>{0}, {});
@@ -1621,6 +1716,7 @@ int main() {
   TestInstancesThatCannotBeCreated();
   TestMemoryOfOtherShapes();
   TestConcurrentRuns();
+  TestBandsOfRows();
   TestTeam();
   TestSharesOfOthers();
   TestFailuresInTeams();

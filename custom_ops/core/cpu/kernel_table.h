@@ -3,12 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/conv.h"
 #include "core/cpu/isa.h"
+#include "core/cpu/row_band.h"
 #include "core/thread_pool.h"
 
 namespace lowbit {
@@ -19,6 +21,9 @@ struct ConvArgs {
   const void* x = nullptr;         // codes, N(D)HWC, uint8 or int8 by ConvSpec::x.encoding
   const void* residual = nullptr;  // codes, shape of y, or null
   void* y = nullptr;               // N(D)HWC codes (uint8/int8) or float32
+  // Where it is set, the rows of y that are computed, of the only image; there is no residual then. For kernels that take
+  // bands.
+  std::optional<RowBand> band = std::nullopt;
 };
 
 // A kernel that owns its packed weights. Run is re-entrant: all mutable state is on the stack, in
@@ -27,6 +32,7 @@ class ConvKernel {
  public:
   virtual ~ConvKernel() = default;
   virtual void Run(const ConvArgs& args, ThreadPool& pool) const = 0;
+  virtual bool TakesBands() const { return false; }
   // Scratch bytes one thread may hold while it runs this shape; at most kMaxWorkspaceBytes.
   virtual size_t WorkspaceBytes(const ConvShape& shape) const = 0;
   virtual size_t PackedBytes() const = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/cpu/isa.h"
+#include "core/cpu/row_band.h"
 #include "core/nodes.h"
 #include "core/schema.h"
 #include "core/thread_pool.h"
@@ -58,6 +59,16 @@ class Operator {
   // `y` has room for OutputShape(inputs). Re-entrant.
   virtual void Run(std::span<const std::optional<ConstTensor>> inputs, void* y, ThreadPool& pool) const = 0;
   virtual OperatorPlan Plan(std::span<const std::optional<ConstTensor>> inputs) const = 0;
+  // Which rows of the one fed tensor the output's rows depend on; nullopt where RunRows is not to be called.
+  virtual std::optional<RowWindow> Rows(std::span<const std::optional<ConstTensor>> inputs) const {
+    (void)inputs;
+    return std::nullopt;
+  }
+  // Run for some rows. The shape of the fed tensor is that of all of it.
+  virtual void RunRows(std::span<const std::optional<ConstTensor>> inputs, void* y, const RowBand& band,
+                       ThreadPool& pool) const {
+    (void)inputs, (void)y, (void)band, (void)pool;
+  }
 };
 
 // `constants[i]` is the value of constant input i, nullopt where the input is absent or not constant; it is

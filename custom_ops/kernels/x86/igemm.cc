@@ -78,7 +78,9 @@ constexpr size_t kBandBytes = 96 * 1024;
 constexpr size_t kMaxReach = 64 * 1024;
 // The same where the windows are even; it is read from L2.
 constexpr size_t kEvenBandBytes = 512 * 1024;
-constexpr size_t kMaxEvenPixels = 1024;
+// Of the rows of a block two of a 3x3 kernel are copied for the next one again: VGG-16's 64->64 at 224x224 takes 0.95 of the
+// time that it takes with blocks of 1024 pixels (Sapphire Rapids).
+constexpr size_t kMaxEvenPixels = 2048;
 // A band is even where its kernel rows, as whole steps, have at most so many times their bytes.
 constexpr double kMaxEvenBytes = 4.0 / 3;
 // Pointers of one block of pixels.
@@ -389,6 +391,10 @@ class IgemmKernel final : public ConvKernel {
   }
   size_t PackedBytes() const override {
     return weights_->size() + epilogue_.Bytes() + offsets_.size() * sizeof(uint32_t);
+  }
+  // Rows that are copied may be any: what multiplies x in place looks for the tensor's end.
+  bool TakesBands() const override {
+    return window_.copied && !output_.interleaved && geometry_.IsPlanar() && !IsPointwise(geometry_);
   }
 
  private:
@@ -745,7 +751,8 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
   const int64_t out_columns = std::min(static_cast<int64_t>(grid.columns), shape.out_w - ox);
   const int64_t channels = g.in_channels;
 
-  const int64_t iy = oy * g.stride_h - g.pad_top, ix = ox * g.stride_w - g.pad_left;
+  const RowBand band_of = args.band.value_or(RowBand{});
+  const int64_t iy = (band_of.rows.begin + oy) * g.stride_h - g.pad_top, ix = ox * g.stride_w - g.pad_left;
   const int64_t in_rows = (out_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
   const int64_t in_columns = (out_columns - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w + 1;
   const int64_t begin =
@@ -761,8 +768,10 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
     if (folded_) {
       const int64_t image_bytes = args.shape.in_h * args.shape.in_w * folded_->in_channels;
       const uint8_t* all = static_cast<const uint8_t*>(args.x);
-      FoldRow(*folded_, args.shape, all + plane * image_bytes, all + shape.OutPlanes() * image_bytes,
-              pad_byte_, iy + r, ix, in_columns, to);
+      const int64_t end_bytes =
+          shape.OutPlanes() * image_bytes - band_of.x_first * args.shape.in_w * folded_->in_channels;
+      FoldRow(*folded_, args.shape, all + plane * image_bytes, band_of.x_first, all + end_bytes, pad_byte_,
+              iy + r, ix, in_columns, to);
       continue;
     }
     if (iz < 0 || iz >= shape.in_d || iy + r < 0 || iy + r >= shape.in_h || begin == end) {
@@ -770,7 +779,8 @@ size_t IgemmKernel::CopyBand(const ConvArgs& args, const ConvShape& shape, const
       continue;
     }
     std::memset(to, pad_byte_, static_cast<size_t>(begin * channels));
-    const uint8_t* from = x + ((iz * shape.in_h + iy + r) * shape.in_w + ix + begin) * channels;
+    const int64_t in_row = iz * shape.in_h + iy + r - band_of.x_first;
+    const uint8_t* from = x + (in_row * shape.in_w + ix + begin) * channels;
     const int64_t bytes = (end - begin) * channels;
     if (doubles_) {
       for (int64_t b = 0; b < bytes; ++b) to[begin * channels + b] = static_cast<uint8_t>(2 * from[b]);
@@ -855,8 +865,13 @@ RunPlan IgemmKernel::MakePlan(const RunKey& key) const {
 }
 
 void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
-  if (Shape(args.shape).OutPixels() == 0) return;
-  const RunKey key{args.shape, pool.Threads(), pool.TaskCycles()};
+  RunKey key{args.shape, pool.Threads(), pool.TaskCycles()};
+  size_t before = 0;  // pixels of y between where its memory begins and a band
+  if (args.band) {
+    key.shape.out_h = args.band->rows.count();
+    before = static_cast<size_t>((args.band->rows.begin - args.band->y_first) * args.shape.out_w);
+  }
+  if (Shape(key.shape).OutPixels() == 0) return;
   const auto plan = plans_.Get(key, [&] { return MakePlan(key); });
   const ConvShape& shape = plan->shape;
   const BlockGrid& grid = plan->grid;
@@ -909,7 +924,7 @@ void IgemmKernel::Run(const ConvArgs& args, ThreadPool& pool) const {
         const size_t column = i % grid.column_blocks * grid.columns, row_block = i / grid.column_blocks;
         const size_t row = row_block / grid.row_blocks * out_h + row_block % grid.row_blocks * grid.rows;
         first = row * out_w + column;
-        block.output.first_pixel = PixelOf(args.shape, shape, row, column);
+        block.output.first_pixel = before + PixelOf(args.shape, shape, row, column);
         block.output.pixel_step = static_cast<size_t>(output_.step_w);
         block.pixels = block.columns = std::min(grid.columns, out_w - column);
       } else {

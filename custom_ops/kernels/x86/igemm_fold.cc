@@ -50,8 +50,8 @@ ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape) {
   return shape;
 }
 
-void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
-             uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
+void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, int64_t first,
+             const uint8_t* x_end, uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to) {
   const int64_t fold = whole.stride_h, folded_channels = FoldedChannels(fold);
   const int64_t channels = whole.in_channels, step = fold * channels;
   for (int64_t part = 0; part < fold * fold; ++part) {
@@ -66,7 +66,7 @@ void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* i
     uint8_t* const out = to + part * kFoldedPixel;
     for (int64_t i = 0; i < begin; ++i) std::memset(out + i * folded_channels, pad, kFoldedPixel);
     if (begin < end) {
-      const uint8_t* const from = image + (y * shape.in_w + x) * channels;
+      const uint8_t* const from = image + ((y - first) * shape.in_w + x) * channels;
       int64_t whole_end = end;
       while (whole_end > begin && x_end - (from + (whole_end - 1) * step) < kFoldedPixel) --whole_end;
       for (int64_t i = begin; i < whole_end; ++i)

@@ -17,7 +17,8 @@ ConvShape FoldedShape(const ConvGeometry& folded, ConvShape shape);
 
 // Row `row` of a folded image, columns [column, column + count). `x_end` is the tensor's: pixels are read as
 // four bytes, of which those that are no channels of theirs may be anything, but for the tensor's last ones.
-void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, const uint8_t* x_end,
-             uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to);
+// `image` begins with row `first` of the image.
+void FoldRow(const ConvGeometry& whole, const ConvShape& shape, const uint8_t* image, int64_t first,
+             const uint8_t* x_end, uint8_t pad, int64_t row, int64_t column, int64_t count, uint8_t* to);
 
 }  // namespace lowbit

@@ -110,6 +110,28 @@ class MatmulOperator final : public Operator {
     kernel_->Run({shape, WithStatedBits(*inputs[0], copy, pool), residual, y}, pool);
   }
 
+  // A residual is read where y is written: its rows would be those of y.
+  std::optional<RowWindow> Rows(Tensors inputs) const override {
+    const MatmulLayout& layout = shape_.layout();
+    if (layout.is_gemm || layout.spatial != 2 || shape_.has_residual() || low_bits_ || !kernel_->TakesBands())
+      return std::nullopt;
+    const ConvShape shape = Resolve(inputs);
+    if (shape.batch != 1) return std::nullopt;
+    const ConvGeometry& g = shape_.geometry();
+    return RowWindow{
+        .in_rows = shape.in_h,
+        .out_rows = shape.out_h,
+        .stride = g.stride_h,
+        .extent = (g.kernel_h - 1) * g.dilation_h + 1,
+        .pad = g.pad_top,
+        .in_bytes = static_cast<size_t>(shape.in_w * g.in_channels),
+        .out_bytes = static_cast<size_t>(shape.out_w * g.out_channels) * ElementSize(OutputType())};
+  }
+
+  void RunRows(Tensors inputs, void* y, const RowBand& band, ThreadPool& pool) const override {
+    kernel_->Run({Resolve(inputs), inputs[0]->data, nullptr, y, band}, pool);
+  }
+
   OperatorPlan Plan(Tensors inputs) const override {
     const bool fed = !inputs.empty() && inputs[0].has_value();
     const ConvShape shape = fed ? Resolve(inputs) : TypicalShape({});

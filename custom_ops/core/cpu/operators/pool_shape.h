@@ -60,10 +60,10 @@ struct PoolShape {
     taps.origin = taps.rows == 0 ? image_row : image_row + w.first * channels;
     return taps;
   }
-  // The first image row that the windows of output row `row` see.
-  const uint8_t* ImageRow(const uint8_t* x, int64_t row, const RowSpans& spans) const {
+  // The first image row that the windows of output row `row` see, where `x` begins with row `x_first`.
+  const uint8_t* ImageRow(const uint8_t* x, int64_t row, const RowSpans& spans, int64_t x_first = 0) const {
     const int64_t plane = row / out_h / out_d * in_d + spans.d.first;
-    return spans.empty() ? x : x + (plane * in_h + spans.h.first) * in_w * channels;
+    return spans.empty() ? x : x + (plane * in_h + spans.h.first - x_first) * in_w * channels;
   }
 
   // Taps inside the padded image: with ceil_mode the last window may reach beyond even that. No dilation.

@@ -147,8 +147,11 @@ void Measure(int64_t batch, const std::string& only, const std::string& only_pre
     }
     if (!is_asked(FloatPrecision::kWinograd) || !bench->HasWinograd()) continue;
     std::vector<Timed> all;
-    for (const int made : {2, 4}) {
-      for (int slices = 1; slices <= 16; slices *= 2) all.push_back(bench->WithWinograd({made, slices}));
+    for (int slices = 1; slices <= 16; slices *= 2) {
+      for (int tile = 0; tile < WinogradTiling::kTiles; ++tile) {
+        all.push_back(bench->WithWinograd({2, slices, tile}));
+      }
+      all.push_back(bench->WithWinograd({4, slices}));
     }
     print(FloatPrecision::kWinograd, bench->WithWinograd({}), std::move(all));
   }

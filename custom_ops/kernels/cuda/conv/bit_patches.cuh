@@ -7,28 +7,24 @@
 namespace lowbit::cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The sum of 2^i * counts[i][at].
-template <int kBits, int kSums>
-__device__ __forceinline__ int SumOfBits(const int (&counts)[kBits][kSums], int at) {
-  return kBits == 1 ? counts[0][at] : counts[0][at] + 2 * counts[kBits - 1][at];
-}
-
 // What both kinds of patches share: products of words, and what becomes of the counts. kPair: the residuals are the
-// codes, of one bit, of another product (kPlanesSteps).
+// codes of another product (kPlanesSteps).
 template <int kTileN, int kBits, Finish kFinish, bool kPair = false>
-struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish> {
-  using Patches = PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish>;
+struct BitProducts
+    : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces, kMaxBitWeights> {
+  using Patches =
+      PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlots, kFinish, PixelsOfPlaces, kMaxBitWeights>;
   using Patches::at, Patches::column, Patches::fixed, Patches::kSums, Patches::patch, Patches::row,
       Patches::tile, Patches::tiles, Patches::weights;
   static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
                        kStepBytes = BitStepBytes(kTileN);
-  // Of each plane of codes; behind a thread's sums of channels those of rows of ones.
-  using Counts = int[kBits][kSums + kOnesRows / 2];
+  // Of all planes; behind a thread's sums of channels those of rows of ones.
+  using Counts = int[kSums + kOnesRows / 2];
   // Of a tile, where it has no whole one half of a word.
   static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
                        kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
-  static constexpr bool kMayAdd = kFinish == Finish::kPlanesAdding || kFinish == Finish::kPlanesSteps ||
-                                  kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
+  static constexpr bool kMayAdd =
+      MakesBits(kFinish) || kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
 
   const BitsParams& bits;
   const BitsParams& shortcut;  // of a pair
@@ -42,14 +38,16 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   unsigned flips[kWords] = {}, shortcut_flips[kWords] = {};  // EpilogueParams::step_flips
 
   __device__ __forceinline__ void Begin() {
-    if constexpr (kFinish == Finish::kPlanesSteps) FetchFlips(bits, flips);
+    if constexpr (kFinish != Finish::kPlanesSteps) return;
+    FetchFlips(bits, flips);
     if constexpr (kPair) FetchFlips(shortcut, shortcut_flips);
   }
 
-  // What is fetched of the i-th step, those of the shortcut being the last ones.
+  // What is fetched of the i-th step of a plane, those of the shortcut being the last ones.
   __device__ __forceinline__ void FetchStep(int i, uint32_t target, uint32_t barrier) const {
-    if (kPair && i >= bits.own_steps) {
-      FetchStep(shortcut, i - bits.own_steps, target, barrier);
+    const int own = bits.own_steps * bits.w_planes;
+    if (kPair && i >= own) {
+      FetchStep(shortcut, i - own, target, barrier);
     } else {
       FetchStep(bits, i, target, barrier);
     }
@@ -60,64 +58,80 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
   __device__ __forceinline__ void Count(int planes, Counts& counts) {
     AddSteps(bits, 0, PlacesOfTile(planes), counts, [&] {
       if constexpr (kMayAdd) FindPixels();
-      if (kMayAdd && bits.added_planes > 0) {
+      if constexpr (MakesBits(kFinish)) {
+        if (patch + 1 >= this->patches) LetSuccessorsStart();
+        if (bits.added_planes > 0) FetchAdded();
+      } else if (kMayAdd && bits.added_planes > 0) {
+        if (patch + 1 >= this->patches) LetSuccessorsStart();
+        SyncThreads<kWarpgroup>(this->own.group + 1);  // the last tile's codes are out of the way
         FetchAdded();
       } else {
         this->FetchAddends();
       }
     });
   }
-  // Of a pair: a thread's parts of words of codes.
-  using Codes = unsigned[2][kWords];
+  // A thread's parts of words of codes.
+  using Codes = unsigned[2][kWords][kBits];
   // Of both products, the shortcut's last. after(): once nothing is read of the planes any more.
   template <typename F>
   __device__ __forceinline__ void MakeBoth(int planes, const F& after) {
-    Codes codes = {};
+    Codes own = {}, codes = {};
     FindPixels();
     // Not one behind the other: ptxas would make wgmma wait for itself.
 #pragma unroll 1
     for (int product = 0; product < 2; ++product) {
       const bool is_last = product == 1;
       const BitsParams& of = is_last ? shortcut : bits;
-      ForEachWord([&](int i, int word) { added[i][word][1] = codes[i][word]; });
-      Counts counts = {};
-      AddSteps(of, is_last ? bits.own_steps : 0, PlacesOfTile(planes), counts, [&] {
+      ForEachPlane([&](int i, int word, int plane) { own[i][word][plane] = codes[i][word][plane]; });
+      Counts counts;
+      AddSteps(of, is_last ? bits.own_steps * bits.w_planes : 0, PlacesOfTile(planes), counts, [&] {
         if (is_last && patch + 1 >= this->patches) LetSuccessorsStart();
       });
       if (is_last) after();
-      int sums[kSums];
-      FetchBias(of, sums);
-      SumUp(of, counts, sums);
-      ForEachWord([&](int i, int word) {
-        codes[i][word] = SignsOf(sums, i, word) ^ (is_last ? shortcut_flips[word] : flips[word]);
-      });
+      CodesOfSteps(
+          of, counts, [&](int of_tile) { return FetchSteps(of, of_tile); }, is_last ? shortcut_flips : flips,
+          codes);
     }
-    ForEachWord([&](int i, int word) { added[i][word][0] = codes[i][word]; });
-    StoreCombined([&](int i, int word, unsigned (&to)[kBits]) { to[0] = added[i][word][1]; });
+    ForEachPlane([&](int i, int word, int plane) { added[i][word][plane] = codes[i][word][plane]; });
+    StoreCombined(own);
   }
 
   // The sums, to which `sums` are added.
-  __device__ __forceinline__ void SumUp(const BitsParams& of, const Counts& counts,
-                                        int (&sums)[kSums]) const {
+  __device__ __forceinline__ void SumUp(const Counts& counts, int (&sums)[kSums]) const {
     // A thread's rows, eight apart.
-    const int of_codes[] = {SumOfBits(counts, kSums) * of.w_lowest,
-                            SumOfBits(counts, kSums + 2) * of.w_lowest};
-    int of_bit = 1 << of.w_shift;
-    KeepInRegister(of_bit);  // one multiplication and addition, no shift
+    int of_codes[] = {counts[kSums] * bits.w_lowest, counts[kSums + 2] * bits.w_lowest};
+    int of_bit = 1 << bits.w_shift;
+    // One multiplication and addition, no shift, and an addition, which is of other units.
+    KeepInRegister(of_bit);
+    KeepInRegister(of_codes[0]);
+    KeepInRegister(of_codes[1]);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = SumOfBits(counts, j) * of_bit + (sums[j] + of_codes[j / 2 % 2]);
+    for (int j = 0; j < kSums; ++j) sums[j] = (counts[j] * of_bit + sums[j]) + of_codes[j / 2 % 2];
   }
 
   __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
+    if constexpr (kFinish == Finish::kPlanesSteps) {
+      Codes codes;
+      CodesOfSteps(
+          bits, counts,
+          [&](int of_tile) {
+            const int at_channel = column + of_tile * 16;
+            return Steps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
+                         *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
+          },
+          flips, codes);
+      StoreCombined(codes);
+      return;
+    }
     int sums[kSums];
     BeginWithBias(fixed.state, column, sums);
-    SumUp(bits, counts, sums);
-    this->AddPadding(sums);
+    SumUp(counts, sums);
     if constexpr (kFinish == Finish::kPlanesAdding) {
-      CombinePlanes(sums);
-    } else if constexpr (kFinish == Finish::kPlanesSteps) {
-      CombineSteps(sums);
+      Codes codes;
+      CodesOfSums(sums, codes);
+      StoreCombined(codes);
     } else {
+      this->AddPadding(sums);
       if constexpr (kMayAdd) {
         if (bits.added_planes > 0) StageAdded();
       }
@@ -141,25 +155,32 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     BulkCopy(target, of.weights + (i * of.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
     BulkCopy(target + kRowsBytes, of.ones + i * kOnesBytes, kOnesBytes, barrier);
   }
-  // BeginWithBias, of what no shared memory has.
-  __device__ __forceinline__ void FetchBias(const BitsParams& of, int (&sums)[kSums]) const {
-    const int32_t* const bias = of.epilogue.bias + at.n0 + column;
-#pragma unroll
-    for (int j = 0; j < kTileN / 16; ++j) {
-      const int4 four = at.n0 + j * 16 < bits.n ? *reinterpret_cast<const int4*>(bias + j * 16) : int4{};
-      int* const v = sums + 8 * j;
-      v[0] = v[2] = four.x;
-      v[1] = v[3] = four.y;
-      v[4] = v[6] = four.z;
-      v[5] = v[7] = four.w;
+  // Those of four channels: of the first two and the last two, first and second ones, then third ones.
+  struct Steps {
+    int4 first;
+    int2 last;
+    __device__ __forceinline__ int Of(int step, int half) const {
+      const int all[3][2] = {{first.x, first.y}, {first.z, first.w}, {last.x, last.y}};
+      return all[step][half];
     }
+  };
+  // Of channels of the tile, from device memory.
+  __device__ __forceinline__ Steps FetchSteps(const BitsParams& of, int of_tile) const {
+    const int channel = at.n0 + column + of_tile * 16;
+    if (channel >= bits.n) return {};
+    Steps steps = {*reinterpret_cast<const int4*>(of.epilogue.steps + channel), {}};
+    if (kBits > 1) steps.last = *reinterpret_cast<const int2*>(of.epilogue.last_steps + channel);
+    return steps;
   }
   template <typename F>
-  static __device__ __forceinline__ void ForEachWord(const F& f) {
+  static __device__ __forceinline__ void ForEachPlane(const F& f) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int word = 0; word < kWords; ++word) f(i, word);
+      for (int word = 0; word < kWords; ++word) {
+#pragma unroll
+        for (int plane = 0; plane < kBits; ++plane) f(i, word, plane);
+      }
     }
   }
   // Of planes of a patch that begin there.
@@ -168,33 +189,62 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     return weights.at + planes + first * kBitWordBytes;
   }
 
-  static __device__ __forceinline__ void Hold(Counts& counts) {
-#pragma unroll
-    for (auto& of_plane : counts) HoldRegisters(of_plane);
-  }
-
-  // Adds the products of all steps, whose weights are those from first_step on, with the planes whose first place is at
+  // The products of all steps, whose weights are those from first_weights on, with the planes whose first place is at
   // `source`. meanwhile(): while the last ones are under way.
+  //
+  // Products of two planes count as often as the planes' bits together: those that do most often come first, and what
+  // has been counted is doubled on its way, or few products are added again.
   template <typename F>
-  __device__ __forceinline__ void AddSteps(const BitsParams& of, int first_step, uint32_t source,
+  __device__ __forceinline__ void AddSteps(const BitsParams& of, int first_weights, uint32_t source,
                                            Counts& counts, const F& meanwhile) {
+    constexpr int kTurns = 3;     // steps that follow each other without a stop
+    constexpr int kRepeated = 2;  // of 64 to 256 channels at 56x56, 4 to 9 % of a layer's time on an H100
     const uint32_t a = (source & 0x3FFFF) >> 4;
-    uint64_t b = PlainDescriptor(weights.at + first_step * kStepBytes);
-    Hold(counts);
-#pragma unroll 1
-    for (int step = 0; step < of.own_steps; ++step, b += kStepBytes >> 4) {
-      this->WaitForWeights(first_step + step);
-      WgmmaFence();
-      const uint32_t part = a + of.step[step];
+    int adds = 0;
+    const auto multiply = [&](int plane, int of_weights) {
+      const int planes = kBits == 1 ? 1 : of.w_planes, next = planes * (kStepBytes >> 4);
+      const uint32_t of_plane = a + plane * (bit_plane_bytes >> 4);
+      uint64_t b = PlainDescriptor(weights.at + (first_weights + of_weights) * kStepBytes);
+      const auto some = [&]<int kSteps>(int step) {
+        this->WaitForWeightsTo(first_weights + (step + kSteps - 1) * planes + of_weights);
+        WgmmaFence();
 #pragma unroll
-      for (int i = 0; i < kBits; ++i) {
-        MultiplyBits<kTileN + kOnesRows>(counts[i], PlacesDescriptor(part + i * (bit_plane_bytes >> 4)), b);
+        for (int i = 0; i < kSteps; ++i, b += next) {
+          MultiplyBits<kTileN + kOnesRows>(counts, PlacesDescriptor(of_plane + of.step[step + i]), b,
+                                           i > 0 ? 1 : adds);
+        }
+        adds = 1;
+      };
+      int step = 0;
+#pragma unroll 1
+      for (; step + kTurns <= of.own_steps; step += kTurns) some.template operator()<kTurns>(step);
+#pragma unroll 1
+      for (; step < of.own_steps; ++step) some.template operator()<1>(step);
+    };
+    if constexpr (kBits == 2) {
+#pragma unroll 1
+      for (int bit = of.w_planes; bit > 0; --bit) {
+#pragma unroll 1
+        for (int plane = 1; plane >= 0; --plane) {
+          if (bit - plane < of.w_planes) multiply(plane, bit - plane);
+        }
+        if (of.w_planes == 1 && of.own_steps <= kRepeated) {
+          multiply(1, 0);
+          continue;
+        }
+        WgmmaCommit();
+        WgmmaWait<0>();
+        HoldRegisters(counts);
+#pragma unroll
+        for (int& count : counts) count *= 2;
+        HoldRegisters(counts);
       }
     }
+    multiply(0, 0);
     WgmmaCommit();
     meanwhile();
     WgmmaWait<0>();
-    Hold(counts);
+    HoldRegisters(counts);
   }
 
   // The outputs of a thread's two rows of the tile, of which places that are none have -1.
@@ -229,8 +279,6 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
 
   // Residuals that come as planes.
   __device__ __forceinline__ void FetchAdded() {
-    if (patch + 1 >= this->patches) LetSuccessorsStart();
-    SyncThreads<kWarpgroup>(this->own.group + 1);  // the last tile's codes are out of the way
     ForEachPart([&](int i, int word, int channel, int64_t from, int64_t next_plane) {
 #pragma unroll
       for (int plane = 0; plane < kMostPlanes; ++plane) {
@@ -266,71 +314,115 @@ struct BitProducts : PatchTiles<kTileN, 0, BitStepBytes(kTileN), 2 * kMaxBitSlot
     }
   }
 
-  // First codes of sums, cut into planes, and the residuals' planes to those of codes.
-  __device__ __forceinline__ void CombinePlanes(const int (&sums)[kSums]) const {
-    constexpr unsigned kMask = ((1u << kBits) - 1) * 0x01010101u;
-    const EpilogueParams& e = bits.epilogue;
-    unsigned codes[2][kWords][kHalves][4];
-    int four = 0;
-    ForEachFour<kTileN>(sums, row, column, [&](int, int first, const int4& top, const int4& bottom) {
-      const int4 both[] = {top, bottom};
-      float4 lines[2];
-      FirstCodes<First::kLines, true, true, LineProduct::kRounded>(e, both, fixed.state.Four(first), lines);
+  // First codes of counts as steps tell them (BitSteps). steps(i): of a thread's i-th four channels. Two neighbouring
+  // channels' sums are compared at once, and the signs of four are moved at once to where they are in a word
+  // (BitOfChannel): of the two halves of the word, else of the two rows.
+  template <typename F>
+  __device__ __forceinline__ void CodesOfSteps(const BitsParams& of, const Counts& counts, const F& steps,
+                                               const unsigned (&falls)[kWords], Codes& codes) const {
+    constexpr int kSteps = (1 << kBits) - 1,
+                  kTogether = kHalves == 2 ? 2 : 1;  // words that are made together
+    constexpr unsigned kBoth = 0x10001;
+    int of_bit = 1 << of.w_shift;
+    KeepInRegister(of_bit);
+    const unsigned of_rows[] = {kBoth * (counts[kSums] * of.w_lowest + of.sum_offset),
+                                kBoth * (counts[kSums + 2] * of.w_lowest + of.sum_offset)};
+    // Of four channels' half.
+    const auto sums = [&](int of_tile, int half, int i) {
+      const int* const v = counts + 8 * of_tile + 4 * half + 2 * i;
+      return __byte_perm(v[0], v[1], 0x5410) * of_bit + of_rows[i];
+    };
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      unsigned reached[kTogether][kSteps] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int first = word * kHalves * 4 + j, second = kHalves == 2 ? first + 4 : first;
+        const Steps of_first = steps(first), of_second = kHalves == 2 ? steps(second) : of_first;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const unsigned a = sums(first, half, i), b = sums(second, half, kHalves == 2 ? i : 1);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+              reached[i][step] |= SignsOfHalves(a + of_first.Of(step, half), b + of_second.Of(step, half)) &
+                                  0x01010101u << (2 * j + half);
+            }
+          }
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float4& v = lines[i];
-        codes[i][four / 4 / kHalves][four / 4 % kHalves][four % 4] =
-            JoinBytes(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
-                      __float_as_uint(v.w)) &
-            kMask;
-      }
-      ++four;
-    });
-    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
-      unsigned halves[2][kBits] = {};
+        const auto& r = reached[kHalves == 2 ? i : 0];
+        // How many steps it has reached.
+        unsigned planes[2] = {r[0], 0};
+        if constexpr (kBits == 2) {
+          planes[0] = r[0] ^ r[1] ^ r[2];
+          planes[1] = r[1];
+        }
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) HalvesOfPlanes(codes[i][word][half], halves[half]);
-#pragma unroll
-      for (int plane = 0; plane < kBits; ++plane)
-        planes[plane] = JoinHalves(halves[0][plane], halves[1][plane]);
-    });
-  }
-
-  // The same of sums that are below 0 or not, as one first code or the other.
-  __device__ __forceinline__ void CombineSteps(const int (&sums)[kSums]) const {
-    StoreCombined([&](int i, int word, unsigned (&planes)[kBits]) {
-      planes[0] = SignsOf(sums, i, word) ^ flips[word];
-    });
-  }
-  // A thread's part of a word of signs, of the tile's row or the one eight below: they are shifted in one by one, in
-  // the order of a word's bits (BitOfChannel).
-  __device__ __forceinline__ unsigned SignsOf(const int (&sums)[kSums], int i, int word) const {
-    static_assert(kBits == 1);
-    unsigned halves[2] = {};
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int bit = 15; bit >= 0; --bit) {
-        const int four = (word * kHalves + half) * 4 + bit % 8 / 2, byte = bit / 8 + bit % 2 * 2;
-        halves[half] = ShiftInSign(halves[half], sums[8 * four + byte / 2 * 4 + byte % 2 + 2 * i]);
+        for (int plane = 0; plane < kBits; ++plane) {
+          const unsigned own = kHalves == 2 ? planes[plane] : planes[plane] >> 16 * i;
+          codes[i][word][plane] = own ^ falls[word];
+        }
       }
     }
-    return JoinHalves(halves[0], halves[1]);
   }
 
-  // first_of(i, word, planes): planes of first codes.
-  template <typename F>
-  __device__ __forceinline__ void StoreCombined(const F& first_of) const {
+  // First codes of sums on lines, cut into planes.
+  __device__ __forceinline__ void CodesOfSums(const int (&sums)[kSums], Codes& codes) const {
+    const EpilogueParams& e = bits.epilogue;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      unsigned halves[2][2][kBits] = {};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        float4 lines[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int of_tile = (word * kHalves + half) * 4 + j;
+          const int* const v = sums + 8 * of_tile;
+          const int4 both[] = {make_int4(v[0], v[1], v[4], v[5]), make_int4(v[2], v[3], v[6], v[7])};
+          FirstCodes<First::kLines, true, true, LineProduct::kRounded>(
+              e, both, fixed.state.Four(column + of_tile * 16), lines[j]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          unsigned all = 0;
+          const auto shift_in = [&](float code) { all = ShiftInCode(all, __float_as_uint(code)); };
+#pragma unroll
+          for (int j = 0; j < 4; ++j) shift_in(lines[j][i].x);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) shift_in(lines[j][i].y);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) shift_in(lines[j][i].z);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) shift_in(lines[j][i].w);
+          HalvesOfCodes(all, halves[half][i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int plane = 0; plane < kBits; ++plane)
+          codes[i][word][plane] = JoinHalves(halves[0][i][plane], halves[1][i][plane]);
+      }
+    }
+  }
+  // First codes and residuals as planes of codes.
+  __device__ __forceinline__ void StoreCombined(const Codes& first) const {
     ForEachPart([&](int i, int word, int channel, int64_t to, int64_t next_plane) {
-      unsigned first[kBits], of[4] = {};  // bits of codes, then of residuals
-      first_of(i, word, first);
+      unsigned of[4] = {};  // bits of codes, then of residuals
 #pragma unroll
       for (int plane = 0; plane < kBits; ++plane) {
-        of[plane] = first[plane];
+        of[plane] = first[i][word][plane];
         of[2 + plane] = added[i][word][plane];
       }
       unsigned y[kBits];
-      Combine(of, y);
+#pragma unroll
+      for (int plane = 0; plane < kBits; ++plane) y[plane] = of[plane];
+      if (!bits.copies) Combine(of, y);
       const bool is_second = channel % kPlaneChannels != 0,
                  is_alone = channel + kPlaneChannels / 2 >= bits.n;  // in its word
 #pragma unroll
@@ -421,7 +513,7 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
     if constexpr (kPair) {
       this->MakeBoth(planes, release);
     } else {
-      typename Products::Counts counts = {};
+      typename Products::Counts counts;
       this->Count(planes, counts);
       release();
       this->FinishCounts(counts);
@@ -453,6 +545,12 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
   __device__ __forceinline__ uint32_t PlacesOf(const BitsParams& of, int stage) const {
     return this->weights.at + this->all_planes + stage * kBits * bit_plane_bytes +
            of.first_word * this->word_bytes + of.pad_left * kBitWordBytes;
+  }
+
+  // From there to a word of all planes, between which a pair's other words lie.
+  __device__ __forceinline__ int WordBytes(const BitsParams& of, int word) const {
+    const int others = kPair && kBits > 1 && word >= of.words ? bits.patch_words - of.words : 0;
+    return (word + others) * this->word_bytes;
   }
 
   __device__ __forceinline__ bool Gathers() const {
@@ -492,7 +590,7 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
       const bool is_inside = start.y >= 0 && y < of.in_h && start.image < of.images;
       const int64_t row = (static_cast<int64_t>(word) * of.images + start.image) * of.in_h + y;
       const uint8_t* const from = of.x + row * of.in_w * kBitWordBytes;
-      const uint32_t to = target + to_word * this->word_bytes + line * of.pitch * kBitWordBytes;
+      const uint32_t to = target + WordBytes(of, to_word) + line * of.pitch * kBitWordBytes;
 #pragma unroll 1
       for (int column = thread % kOfLine; column < of.columns; column += kOfLine) {
         const int x = column * of.stride_w + of.phase_x[phase];
@@ -523,7 +621,7 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
   __device__ __forceinline__ void FetchRows(const BitsParams& of, int of_patch, int lines, int stage) const {
     const int line0 = this->FirstLine(of_patch), words = kBits * of.words, bytes = of.in_w * kBitWordBytes;
     const uint32_t target = PlacesOf(of, stage);
-    const uint8_t* const zeros = of.ones + of.own_steps * Products::kOnesBytes;
+    const uint8_t* const zeros = of.ones + of.own_steps * of.w_planes * Products::kOnesBytes;
 #pragma unroll 1
     for (int i = own.lane; i < lines * words; i += 32) {
       const int word = i / lines, line = i - word * lines;
@@ -531,7 +629,7 @@ struct PlanePatches : BitProducts<kTileN, kBits, kFinish, kPair> {
       const bool is_inside = start.y >= 0 && start.y < of.in_h && start.image < of.images;
       const int first = (start.image * of.in_h + start.y) * of.in_w,
                 of_image = is_inside ? min(of.pixels - first, of.in_w) * kBitWordBytes : 0;
-      const uint32_t to = target + word * this->word_bytes + line * of.pitch * kBitWordBytes;
+      const uint32_t to = target + WordBytes(of, word) + line * of.pitch * kBitWordBytes;
       if (of_image > 0) {
         const int64_t pixel = static_cast<int64_t>(word) * of.pixels + first;
         BulkCopy(to, of.x + pixel * kBitWordBytes, of_image, full(stage));

@@ -16,14 +16,17 @@ constexpr int64_t kBlockBytes = 223 << 10;  // of dynamic shared memory, on sm_9
 
 int64_t Words(const ConvGeometry& g) { return CeilDiv(g.in_channels, kBitWord); }
 int64_t Steps(const ConvGeometry& g) { return CeilDiv(g.Taps() * Words(g), 2); }
+// Of planes, of each step.
+int Products(const ConvProblem& problem) { return problem.x.bits * problem.w_bits.fit; }
 int64_t Rows(const ConvGeometry& g) { return RoundUp(g.out_channels, kRows); }
-int64_t OnesOffset(const ConvGeometry& g) { return Steps(g) * Rows(g) * kBitRowBytes; }
+int64_t OnesOffset(const ConvGeometry& g, const WeightBits& bits) {
+  return Steps(g) * bits.fit * Rows(g) * kBitRowBytes;
+}
 
-// Products of bits take an eighth of the time of those of bytes; four of them, of 2 by 2 bits or 1 by 4, were slower
-// than those of bytes nearly everywhere.
+// Products of bits take an eighth of the time of those of bytes; there are four of 2 by 2 bits, which pay on planes alone.
 bool Fits(const ConvGeometry& g, const OperandType& x, const WeightBits& bits) {
-  return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit == 1 && g.group == 1 && !g.transposed &&
-         g.in_channels % 64 == 0 && g.stride_h * g.stride_w <= kMaxPhases;
+  return x.encoding == Encoding::kUnsigned && x.bits <= 2 && bits.fit >= 1 && bits.fit <= x.bits &&
+         g.group == 1 && !g.transposed && g.in_channels % 64 == 0 && g.stride_h * g.stride_w <= kMaxPhases;
 }
 bool HasStride(const ConvGeometry& g) { return g.stride_h != 1 || g.stride_w != 1; }
 // Those of all taps, in order.
@@ -47,9 +50,10 @@ bool Applies(const ConvGeometry& g, const OperandType& x, const WeightBits& bits
   return device.capability == 90 && Fits(g, x, bits) && Steps(g) <= kMaxHaloWeights;
 }
 
-// [step][rows in eights][word][8][16], then the rows of ones of each step, then what lies above and below an image.
-int64_t WeightBytes(const ConvGeometry& g, const WeightBits&) {
-  return OnesOffset(g) + Steps(g) * kOnesRows * kBitRowBytes + kMaxPitch * kBitWordBytes;
+// [step][plane][rows in eights][word][8][16], then the rows of ones of each step and plane, then what lies above and below
+// an image.
+int64_t WeightBytes(const ConvGeometry& g, const WeightBits& bits) {
+  return OnesOffset(g, bits) + Steps(g) * bits.fit * kOnesRows * kBitRowBytes + kMaxPitch * kBitWordBytes;
 }
 
 // Where the bits of the first row of B lie: byte and mask of each along K, steps being so far apart. The words of
@@ -76,18 +80,22 @@ std::vector<BitPlace> BitPlaces(const ConvGeometry& g, int64_t step_bytes) {
 int64_t RowOffset(int64_t row) { return row / 8 * 8 * kBitRowBytes + row % 8 * kBitWordBytes; }
 
 void PackBits(const ConvGeometry& g, const Int8Weights& w, const WeightBits& bits, uint8_t* out) {
-  const int64_t k = g.K();
-  const std::vector<BitPlace> places = BitPlaces(g, Rows(g) * kBitRowBytes);
+  const int64_t k = g.K(), plane_bytes = Rows(g) * kBitRowBytes;
+  const std::vector<BitPlace> places = BitPlaces(g, bits.fit * plane_bytes);
   for (int64_t c = 0; c < g.out_channels; ++c) {
     const int8_t* const values = w.values.data() + c * k;
     uint8_t* const row = out + RowOffset(InterleavedRow(static_cast<int>(c)));
     for (int64_t i = 0; i < k; ++i) {
       const auto& [at, mask] = places[static_cast<size_t>(i)];
-      if (values[i] != bits.lowest) row[at] |= mask;
+      const int value = (values[i] - bits.lowest) >> bits.shift;
+      for (int plane = 0; plane < bits.fit; ++plane) {
+        if ((value >> plane & 1) != 0) row[at + plane * plane_bytes] |= mask;
+      }
     }
   }
-  uint8_t* const ones = out + OnesOffset(g);
-  const std::vector<BitPlace> of_ones = BitPlaces(g, kOnesRows * kBitRowBytes);
+  // Of the first plane, which counts each bit of codes once.
+  uint8_t* const ones = out + OnesOffset(g, bits);
+  const std::vector<BitPlace> of_ones = BitPlaces(g, bits.fit * kOnesRows * kBitRowBytes);
   for (int64_t row = 0; row < 8; ++row) {  // all that a thread may have in its first two columns
     for (const auto& [at, mask] : of_ones) ones[at + RowOffset(row)] |= mask;
   }
@@ -106,6 +114,7 @@ ConvProblem AsRead(ConvProblem problem, bool packs) {
 }
 
 std::string Refuse(const ConvProblem& problem, const Device& device) {
+  if (problem.planes.x == 0 && problem.w_bits.fit > 1) return "2 bits of weights by codes that come as bytes";
   if (Packs(problem) && !problem.IsFlat()) return "a padded window of one tap or a stride, of bytes";
   if (Packs(problem) && problem.has_places) return "codes that other tensors get, too";
   if (Packs(problem)) return Refuse(AsRead(problem, true), device);
@@ -137,7 +146,7 @@ bool Gathers(const ConvProblem& problem) {
 // Behind weights, slots of bytes, and the planes of as many patches as there are stages.
 int64_t StagingOffset(const ConvProblem& problem, const ConvConfig& config, int slots) {
   const HaloLine line = LineOf(problem);
-  return Steps(problem.geometry) * BitStepBytes(config.tile_n) +
+  return Steps(problem.geometry) * problem.w_bits.fit * BitStepBytes(config.tile_n) +
          int64_t{slots} * line.PlaneBytes(config.tile_m) +
          config.stages * problem.x.bits * PatchWords(problem.geometry) * Places(line, config) * kBitWordBytes;
 }
@@ -157,14 +166,15 @@ int SharedBytesOf(const ConvProblem& given, const ConvConfig& config) {
   return static_cast<int>(std::min(BytesWith(problem, config, Slots(problem, config)), kMaxBytes));
 }
 
-// Whether codes are signs of sums (BitsParams::has_steps).
-bool TellsSigns(const ConvProblem& problem) {
-  return problem.has_steps && problem.x.bits == 1 && problem.planes.x == 1 && problem.planes.y == 1 &&
-         (!problem.residual || problem.planes.added == 1);
+// MakesBits.
+bool MakesBits(const ConvProblem& problem) {
+  const TensorPlanes& planes = problem.planes;
+  return !problem.is_mapped && !problem.has_places && problem.codes_on_lines > 0 &&
+         problem.codes_on_lines <= 1 << problem.x.bits && planes.x > 0 && planes.y > 0 &&
+         planes.y <= problem.x.bits &&
+         (!problem.residual || (planes.added > 0 && planes.added <= problem.x.bits));
 }
-int MostTiles(const ConvProblem& problem, int tile_n) {
-  return MaxBitTiles(tile_n, problem.x.bits, TellsSigns(problem));
-}
+int MostTiles(const ConvProblem& problem, int tile_n) { return MaxBitTiles(tile_n, MakesBits(problem)); }
 // Of as many threads as an instance may have.
 int ByRegisters(const ConvProblem& problem, const ConvConfig& config) {
   return (MostTiles(problem, config.tile_n) * 128 + 32) / (config.tile_m * 2 + 32);
@@ -189,8 +199,8 @@ double GatherClocks(const ConvProblem& problem, const ConvConfig& config) {
   return kTurn * static_cast<double>(CeilDiv(in_turn, 32 / kGatheredPixels));
 }
 
-// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 240 of ResNet-50's layers at batch 16, where
-// codes are signs to 40 of them.
+// Fitted to 139 times on an H100, 7 % off in the mean; of planes, to 200 of ResNet-50's layers at batch 16, where codes are
+// made as bits to 490 at batch 16 and 128, 8 to 10 % off.
 double Microseconds(const ConvProblem& given, const ConvConfig& config, const Device& device) {
   const ConvProblem problem = AsRead(given, config.packs);
   const HaloLine line = LineOf(problem);
@@ -199,15 +209,18 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   const double at_once = static_cast<double>(CeilDiv(blocks * columns, device.multiprocessors));
   const double steps = static_cast<double>(Steps(problem.geometry)), tile_n = config.tile_n,
                tiles = static_cast<double>(patch_tiles);
-  const double products = 0.49 * steps * problem.x.bits * (tile_n + kOnesRows) / 2;
+  const double products = 0.49 * steps * Products(problem) * (tile_n + kOnesRows) / 2;
   const bool of_planes = problem.planes.x > 0;
+  // To layers whose codes are made as bits; what else is like them was not measured since.
+  const bool is_refitted = of_planes || problem.x.bits > 1;
   const double slabs = of_planes ? 1 : line.slabs,
                patch = of_planes ? static_cast<double>(problem.x.bits * PatchWords(problem.geometry) *
                                                        Places(line, config) * kBitWordBytes)
                                  : slabs * line.PlaneBytes(config.tile_m),
                cut = of_planes ? 0 : 0.012 * patch / tiles;
   // The weights and the first patch; then every patch's round of latencies, or what all tiles together take.
-  const double start = 1190 + at_once * (0.02 * steps * BitStepBytes(config.tile_n) + 0.022 * patch);
+  const double of_weights = steps * problem.w_bits.fit * BitStepBytes(config.tile_n);
+  const double start = 1190 + at_once * ((is_refitted ? 0.04 : 0.02) * of_weights + 0.022 * patch);
   // By a warpgroup's 64 x 64 outputs, which others of the multiprocessor delay. Planes are added to planes at once, bytes
   // pass through shared memory.
   const double units = tiles * tile_n / 64, x_bits = problem.x.bits;
@@ -215,9 +228,14 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
                       : problem.planes.y > 0   ? 940 * x_bits
                                                : 340 * x_bits;
   const double of_residuals = problem.residual ? units * unit : 0;
-  const double latency = !of_planes            ? 2400 + 550.0 * slabs + cut
-                         : TellsSigns(problem) ? 900 + 250 * at_once * units
-                                               : 1450 + 230 * at_once * units + of_residuals;
+  // Each step of a round has other waits than those of its products.
+  const double of_steps = is_refitted ? 0.84 * products * tiles : 0, of_second = x_bits - 1;
+  const double of_bits =
+      1200 + 1500 * of_second + (problem.w_bits.fit == 1 ? 60 : 240) * at_once * units + of_steps;
+  const double latency = !of_planes ? 2400 + 700 * of_second + 550.0 * slabs + cut + of_steps
+                         : MakesBits(problem)
+                             ? of_bits
+                             : 1200 + 1500 * of_second + 230 * at_once * units + of_residuals + of_steps;
   // The first patch is gathered by all warps, others by one.
   const double gathers = of_planes && Gathers(problem) ? GatherClocks(problem, config) : 0;
   const double rounds =
@@ -233,7 +251,7 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
   constexpr double kBytesOfClock = 3100, kPackedBytes = 2.5e6;  // of L2, of a microsecond
   const double fetched = static_cast<double>(columns * line.tiles) * patch / tiles;
   const double floor =
-      std::max(0.5 * steps * problem.x.bits * (tile_n + kOnesRows) * at_once * static_cast<double>(each),
+      std::max(0.5 * steps * Products(problem) * (tile_n + kOnesRows) * at_once * static_cast<double>(each),
                fetched / kBytesOfClock) /
       kClocksPerMicrosecond;
   const double packing = 2 + static_cast<double>(problem.m * problem.channels) / kPackedBytes;
@@ -242,21 +260,23 @@ double Microseconds(const ConvProblem& given, const ConvConfig& config, const De
 
 // Whether sums become codes whose planes are found from bits (BitsParams::combines), and how: for each code and residual
 // what the contract has for them, then each product's part from what those of fewer bits leave.
-void FindProducts(BitsParams& p) {
+void FindProducts(BitsParams& p, bool makes_bits) {
   EpilogueParams& e = p.epilogue;
-  const int codes = 1 << p.x_bits;
-  constexpr float kMagic = 12582912;  // in what lines are added to, as are codes less the zero point
-  const int lowest = static_cast<int>(e.line_base - kMagic), highest = static_cast<int>(e.line_top - kMagic);
-  const bool makes_planes =
-      e.plane_count > 0 && e.plane_count <= p.x_bits && e.on_lines && !e.lacks_lines && e.border == nullptr;
-  p.combines = makes_planes && p.added_planes > 0 && p.added_planes <= p.x_bits && !e.is_capped &&
-               highest - lowest < codes;
-  // Of patches that come as planes.
-  p.has_steps =
-      makes_planes && p.slots == 0 && p.x_bits == 1 && e.steps != nullptr && (!e.has_residual || p.combines);
-  if (p.has_steps) e.bias = e.steps;
-  if (!e.has_residual) p.products[0][1] = ~0u;  // the code's own bit
-  if (!p.combines) return;
+  p.combines = makes_bits;
+  p.has_steps = makes_bits && e.steps != nullptr;
+  if (!makes_bits) return;
+  constexpr float kMagic = 12582912;  // in what lines are added to where there are residuals
+  const float in_base = e.has_residual ? kMagic : 0;
+  const int lowest = static_cast<int>(e.line_base - in_base),
+            count = static_cast<int>(e.line_top - e.line_base) + 1;
+  e.line_base += kMagic - in_base;
+  if (p.has_steps) {
+    e.bias = e.steps;
+    e.scale = reinterpret_cast<const float*>(e.last_steps);
+  }
+  // Steps count codes from the lowest one on; a line has a code's own lowest bits.
+  const int first = p.has_steps ? 0 : lowest;
+  p.copies = !e.has_residual && lowest % (1 << p.x_bits) == first;
   Epilogue adding;
   adding.inner_scale = e.inner_scale;
   adding.residual_scale = e.residual_scale;
@@ -267,10 +287,10 @@ void FindProducts(BitsParams& p) {
   adding.y_hi = e.y_hi;
   for (int plane = 0; plane < e.plane_count; ++plane) {
     bool has[kBitProducts] = {};
-    for (int code = lowest; code <= highest; ++code) {
-      for (int residual = 0; residual < 1 << p.added_planes; ++residual) {
-        has[(code & (codes - 1)) + 4 * residual] =
-            (AddResidualCode(adding, code, residual) >> plane & 1) != 0;
+    for (int code = 0; code < count; ++code) {
+      for (int residual = 0; residual < (e.has_residual ? 1 << p.added_planes : 1); ++residual) {
+        const int sum = e.has_residual ? AddResidualCode(adding, lowest + code, residual) : lowest + code;
+        has[((first + code) & ((1 << p.x_bits) - 1)) + 4 * residual] = (sum >> plane & 1) != 0;
       }
     }
     for (int bit = 1; bit < kBitProducts; bit *= 2) {
@@ -306,7 +326,10 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
   bits.rows = static_cast<int>(Rows(g));
   bits.w_shift = problem.w_bits.shift;
   bits.w_lowest = problem.w_bits.lowest;
-  bits.own_steps = bits.k_tiles = static_cast<int>(Steps(g));
+  bits.sum_offset = BitStepsOf(g, problem.x.bits, problem.w_bits).offset();
+  bits.w_planes = problem.w_bits.fit;
+  bits.own_steps = static_cast<int>(Steps(g));
+  bits.k_tiles = bits.own_steps * bits.w_planes;
   bits.words = bits.patch_words = static_cast<int>(PatchWords(g));
   bits.first_word = first_word;
   bits.places = static_cast<int>(Places(line, config));
@@ -347,8 +370,18 @@ BitsParams BitsParamsOf(const ConvProblem& problem, const ConvConfig& config, in
 }
 
 void FindConstants(const ConvProblem& problem, BitsParams& p) {
-  p.ones = p.weights + OnesOffset(problem.geometry);
-  FindProducts(p);
+  p.ones = p.weights + OnesOffset(problem.geometry, problem.w_bits);
+  FindProducts(p, MakesBits(problem));
+}
+
+BitSteps BitStepsOf(const ConvGeometry& g, int x_bits, const WeightBits& bits) {
+  const int64_t most_codes = g.K() * ((1 << x_bits) - 1),
+                highest = bits.lowest + ((1 << bits.fit) - 1) * (1 << bits.shift);
+  BitSteps steps;
+  steps.least = most_codes * std::min<int64_t>(0, bits.lowest);
+  steps.most = most_codes * std::max<int64_t>(0, highest);
+  if (steps.most - steps.least < 1 << 15) steps.count = (1 << x_bits) - 1;
+  return steps;
 }
 
 int64_t BitWordsOfPatch(const ConvProblem& problem) { return PatchWords(problem.geometry); }
@@ -356,7 +389,8 @@ int64_t BitWordsOfPatch(const ConvProblem& problem) { return PatchWords(problem.
 const WeightLayout kBitWeights = {Applies, WeightBytes, PackBits};
 
 const ConvRow kBitsRow = {
-    {"bits", "sm_90a", "1 bit of weights by 1 or 2 of codes, strides on planes: population counts on wgmma"},
+    {"bits", "sm_90a",
+     "1 or 2 bits of weights by as many of codes, strides on planes: population counts on wgmma"},
     {.refuse = Refuse,
      .add_candidates = AddCandidates,
      .shared_bytes = SharedBytesOf,

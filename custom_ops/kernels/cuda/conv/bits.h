@@ -1,4 +1,4 @@
-// Convolutions whose weights have one bit and whose codes have 1 or 2, as population counts on wgmma (sm_90a).
+// Convolutions whose weights and codes have 1 or 2 bits, as population counts on wgmma (sm_90a).
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,17 @@
 namespace lowbit::cuda {
 
 struct ConvProblem;
+struct WeightBits;
 struct WeightLayout;
+
+// How codes of few bits are told by comparisons: two sums without their bias lie in a register, `offset` more each, so
+// that they are 0 .. 2^15 - 1, and what is added for a step sets a half's highest bit where a sum has reached the step.
+struct BitSteps {
+  int count = 0;                // 1 or 3: one less than there may be codes; 0: sums are not as small
+  int64_t least = 0, most = 0;  // of sums without a bias
+  int offset() const { return static_cast<int>(-least); }
+};
+BitSteps BitStepsOf(const ConvGeometry& g, int x_bits, const WeightBits& bits);
 
 extern const ConvRow kBitsRow;
 extern const WeightLayout kBitWeights;
@@ -20,6 +30,8 @@ inline constexpr int kBitWord = kPlaneChannels, kBitWordBytes = kPlaneWordBytes;
 // A step has 32 bytes of each row of B, rows in eights as wgmma reads them without swizzle. Rows of ones follow the
 // channels': they count a pixel's own bits.
 inline constexpr int kBitRowBytes = 2 * kBitWordBytes, kOnesRows = 16;
+// Of a block, steps of each plane of weights.
+inline constexpr int kMaxBitWeights = 2 * kMaxHaloWeights;
 
 // Of a code of two bits with a residual of two.
 inline constexpr int kBitProducts = 16;
@@ -35,23 +47,26 @@ inline constexpr int kMaxBitSlots = 4;
 
 constexpr int BitStepBytes(int tile_n) { return (tile_n + kOnesRows) * kBitRowBytes; }
 
-// Tiles of a patch, one for each warpgroup: as many as registers allow.
-// tells_signs: codes are signs of sums (BitsParams::has_steps).
-constexpr int MaxBitTiles(int tile_n, int x_bits, bool tells_signs) {
-  const int sums = x_bits * tile_n / 2;
-  return sums <= 32 ? 4 : sums > 64 ? 1 : tells_signs ? 3 : 2;
+// Whether codes become planes in registers.
+constexpr bool MakesBits(Finish finish) {
+  return finish == Finish::kPlanesSteps || finish == Finish::kPlanesAdding;
 }
+// Tiles of a patch, one for each warpgroup: as many as registers allow.
+// makes_bits: MakesBits (BitsParams::has_steps, combines).
+constexpr int MaxBitTiles(int tile_n, bool makes_bits) { return tile_n <= 64 ? 4 : makes_bits ? 3 : 2; }
 
 // step[i]: of each step, where the first word's place is from that of the tile, and how much further the second
-// word's, in places; the one in the low half, the other in the high one. k_tiles: steps that a block has weights of,
-// those of a pair's other product behind its own.
+// word's, in places; the one in the low half, the other in the high one. k_tiles: what a block has of weights, steps of
+// their planes, those of a pair's other product behind its own.
 struct BitsParams : HaloParams {
   int own_steps = 0;
-  int x_bits = 1;                 // of the instance
+  int x_bits = 1, w_planes = 1;   // of the instance; of weights
   int rows = 0;                   // of B
   int w_shift = 0, w_lowest = 0;  // WeightBits
-  const uint8_t* ones = nullptr;  // [k_tiles][kOnesRows], as rows of B, then a row of places that are 0
-  int words = 0, places = 0;      // of a plane of codes, each phase's; of a word
+  int sum_offset = 0;             // BitSteps
+  const uint8_t* ones =
+      nullptr;                // [steps][w_planes][kOnesRows], as rows of B, then a row of places that are 0
+  int words = 0, places = 0;  // of a plane of codes, each phase's; of a word
   // Of a plane of a patch, with those of a pair's other product; where in a patch a product's own begin.
   int patch_words = 0, first_word = 0;
   int pixels = 0;        // of the input, the last row of which may have fewer than in_w
@@ -64,12 +79,13 @@ struct BitsParams : HaloParams {
   // For slabs of bytes, where there are as many planes for patches as stages; 0: patches come as planes.
   int slots = 0;
   int added_planes = 0;  // of residuals; 0: a byte each
-  // Codes are made of the bits of a first code, less its zero point, and of a residual: each plane is the exclusive or of
+  bool copies = false;   // first codes are the codes, without residuals
+  // Codes are made of the bits of a first code and of a residual: each plane is the exclusive or of
   // those products of bits whose word here has all bits. Bit i of a product's number: the code's bit i has part in it, that
   // of the residual those from 2 on. Where not, residuals are added as numbers.
   bool combines = false;
-  bool has_steps =
-      false;  // first codes are told by EpilogueParams::steps, which stand in the place of the bias
+  // First codes are told by EpilogueParams::steps, which stand in the places of the bias and the scale.
+  bool has_steps = false;
   uint32_t products[kMostPlanes][kBitProducts] = {};
 };
 

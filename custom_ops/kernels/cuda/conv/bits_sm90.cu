@@ -1,8 +1,9 @@
-// Convolutions whose weights have one bit and whose codes have 1 or 2, for Hopper (sm_90a), where a product of 256 bits
-// takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
-// w = lowest + 2^shift * b,
-//   sum of q w = 2^shift * (popcount(q_0 AND b) + 2 * popcount(q_1 AND b)) + lowest * (sum of q),
-// and ones in the place of weights count the bits of q for the last term.
+// Convolutions whose codes have 1 or 2 bits and whose weights have no more, for Hopper (sm_90a), where a product of 256
+// bits takes the time of one of 32 bytes. With the codes q = q_0 + 2 q_1 and the weights
+// w = lowest + 2^shift * (b_0 + 2 b_1),
+//   sum of q w = 2^shift * (sum of 2^(i + j) * popcount(q_i AND b_j)) + lowest * (sum of q),
+// and ones in the place of weights count the bits of q for the last term. All planes are counted into one sum, those of
+// the largest i + j first, which is doubled on its way: as many registers as one bit takes.
 //
 // 128 channels of a place are a word of 16 bytes of each plane, the words of neighbouring places lie side by side, so
 // that eight of them are what wgmma wants together, and any place may be the first. What lies outside of the image is
@@ -13,7 +14,7 @@
 // the patches of halo_sm90.cu, which a block's threads cut into planes once, whatever the window has taps. Residuals
 // may come as planes, too, or are the codes of a second product of the block. Where codes leave as planes a thread has
 // whole parts of their words: those of codes before the residual (of two codes the signs of sums less the channel's
-// step) and of residuals make them by logic, for 32 channels at once.
+// step, of four what a line's lowest bits are) and of residuals make them by logic, for 32 channels at once.
 #include "kernels/cuda/conv/bit_patches.cuh"
 
 namespace lowbit::cuda {
@@ -74,7 +75,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
   __device__ __forceinline__ void MakeTile() {
     const int planes = this->all_planes + patch % bits.stages * kBits * bit_plane_bytes;
     CutPatch(planes);
-    typename Products::Counts counts = {};
+    typename Products::Counts counts;
     this->Count(planes, counts);
     if (this->tile < this->tiles.last) this->FinishCounts(counts);
   }
@@ -151,7 +152,7 @@ struct BitPatches : BitProducts<kTileN, kBits, kFinish> {
 #endif
 
 template <bool kOfPlanes, int kTileN, int kBits, Finish kFinish>
-__global__ void __launch_bounds__(MaxBitTiles(kTileN, kBits, kFinish == Finish::kPlanesSteps) * 128 + 32, 1)
+__global__ void __launch_bounds__(MaxBitTiles(kTileN, MakesBits(kFinish)) * 128 + 32, 1)
     ConvBits(const __grid_constant__ BitsParams p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Pipeline =
@@ -225,12 +226,8 @@ cudaError_t LaunchInstance(const BitsParams& p, const ConvConfig& config, const 
   };
   const Finish finish = InstanceOf<kOfPlanes>(p);
   if constexpr (kOfPlanes) {
-    if constexpr (kBits == 1) {
-      if (finish == kPlanesSteps) return launch(std::integral_constant<Finish, kPlanesSteps>());
-    }
-    return std::visit(
-        launch,
-        OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kFloats, kFloatsAdding>(finish));
+    return std::visit(launch, OneOf<kBorderTail, kWordsTailOnLine, kPlanesTail, kPlanesAdding, kPlanesSteps,
+                                    kFloats, kFloatsAdding>(finish));
   } else {
     return std::visit(
         launch,
@@ -252,8 +249,9 @@ cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& opt
 
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
-      p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxHaloWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.x_bits, p.has_steps)) {
+      p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxBitWeights || p.epilogue.sums == SumForm::kInteger ||
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.has_steps || p.combines) ||
+      (p.w_planes > 1 && p.x_bits == 1)) {
     return cudaErrorInvalidValue;
   }
   return std::visit(

@@ -72,7 +72,7 @@ enum class Finish : int {
   kWordsTailOnLine,
   kPlanesTail,    // to planes of bits
   kPlanesAdding,  // the same with residuals that come as planes, found from bits
-  kPlanesSteps,   // to one plane, first codes being told by steps, with or without such residuals
+  kPlanesSteps,   // the same, first codes being told by steps, with or without such residuals
   // Any floats to any codes; with residuals.
   kFloats,
   kFloatsAdding,
@@ -128,10 +128,11 @@ struct EpilogueParams {
   float first_scale = 1, first_inverse = 1, line_shift = 0;
   bool on_lines = false;     // not multiplied alone: a tail, thresholds, floats that become few codes
   bool lacks_lines = false;  // some channels have none
-  // Of codes before any residual of which there are two: [out_channels], what added to a sum without its bias gives a
-  // number below 0 or not as it has one or the other; as words of a plane (core/bit_planes.h), whether a number below 0 is a
-  // bit that is not set. Null: there are none.
-  const int32_t* steps = nullptr;
+  // Of codes before any residual that are told by comparisons (BitSteps): [out_channels], of each four channels what is
+  // added to the first two's sums and to the last two's, a half of the word each, for their first step and for their
+  // second; in the second array for their third. As words of a plane (core/bit_planes.h), whether codes fall with sums.
+  // Null: there are none.
+  const int32_t *steps = nullptr, *last_steps = nullptr;
   const uint8_t* step_flips = nullptr;
   bool adds_behind_tail = false;  // Epilogue::adds_behind_tail
   // A tail that is computed step by step: acc_scale, what it adds (`start`), a function, residuals, and a

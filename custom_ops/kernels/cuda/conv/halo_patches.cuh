@@ -9,14 +9,14 @@ namespace lowbit::cuda {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Warpgroups take tiles in turn, as many as they are in each patch; each rounds and stores by itself while others
 // multiply. kSlab: channels that lie together, 0 where the parameters say how many. kWeightBytes: of a step along K.
-// kPatchBarriers: those of patches. Places: which output each place of a tile is.
+// kPatchBarriers: those of patches. Places: which output each place of a tile is. kMostWeights: steps, at most.
 template <int kTileN, int kSlab, int kWeightBytes, int kPatchBarriers, Finish kFinish,
-          typename Places = PixelsOfPlaces>
+          typename Places = PixelsOfPlaces, int kMostWeights = kMaxHaloWeights>
 struct PatchTiles {
   static constexpr int kSums = kTileN / 2, kStride = kTileN + 16;
   struct Static {
     BlockState<kTileN> state;
-    alignas(8) uint64_t barriers[kMaxHaloWeights + kPatchBarriers];
+    alignas(8) uint64_t barriers[kMostWeights + kPatchBarriers];
   };
 
   const HaloParams& p;
@@ -28,7 +28,7 @@ struct PatchTiles {
   const int warps = static_cast<int>(blockDim.x) / 32, groups = warps / 4;
   const uint32_t behind_weights = weights.at + p.k_tiles * kWeightBytes;
   const Barriers weights_full = {SharedAddress(fixed.barriers)},
-                 patch_barriers = {weights_full(kMaxHaloWeights)};
+                 patch_barriers = {weights_full(kMostWeights)};
 
   const TilePosition at = TilePosition::Of<64, kTileN>(p);
   const TileRange tiles = {p.shares, static_cast<int>(blockIdx.x)};
@@ -97,6 +97,11 @@ struct PatchTiles {
     if (i != weights_ready) return;
     WaitBarrier(weights_full(i), 0);
     ++weights_ready;
+  }
+  // Those of all steps up to the i-th.
+  __device__ __forceinline__ void WaitForWeightsTo(int i) {
+#pragma unroll 1
+    for (; weights_ready <= i; ++weights_ready) WaitBarrier(weights_full(weights_ready), 0);
   }
   // What may come in while the last products are under way.
   __device__ __forceinline__ void FetchAddends() const {

@@ -438,6 +438,10 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   // Whatever the tail, what adds up codes finishes it behind shared memory.
   problem.boxes = problem.tiled && boxes_ && (!problem.integers_of_tail || has_w_zero_);
   problem.has_steps = epilogue_.steps != nullptr && !borders_;
+  const bool may_be_bits = epilogue_.has_residual || epilogue_.steps != nullptr || epilogue_.line_base == 0;
+  if (problem.requantizes && sum_form_ == SumForm::kFloat && (epilogue_.on_lines || float_lines_) &&
+      !epilogue_.lacks_lines && !borders_ && may_be_bits)
+    problem.codes_on_lines = static_cast<int64_t>(epilogue_.line_top - epilogue_.line_base) + 1;
   problem.has_places = has_places;
   problem.planes = planes;
   // What streams stores whole boxes of codes, as they are.
@@ -734,9 +738,9 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
   if (sum_form_ == SumForm::kFloatFromZero) {
     for (const float s : scale) start.push_back(-0x1p23f * s);
   }
-  std::vector<int32_t> steps;
+  std::vector<int32_t> steps, last_steps;
   std::vector<uint8_t> step_flips;
-  if (HasSteps(e)) FindSteps(e, channels, steps, step_flips);
+  if (HasSteps(e)) FindSteps(e, channels, steps, last_steps, step_flips);
   at_ = {builder.Add(channels.bias),   builder.Add(scale),
          builder.Add(channels.gain),   builder.Add(channels.offset),
          builder.Add(channels.factor), builder.Add(float_bias),
@@ -744,7 +748,8 @@ void PackedConv::AddEpilogue(const ConvSpec& spec, const Int8Weights& weights,
          builder.Add(e.thresholds),    builder.Add(e.base),
          builder.Add(e.dir),           builder.Add(e.tail_bias),
          builder.Add(e.tail_scale),    builder.Add(e.tail_shift),
-         builder.Add(steps),           builder.Add(step_flips)};
+         builder.Add(steps),           builder.Add(last_steps),
+         builder.Add(step_flips)};
 }
 
 bool PackedConv::HasSteps(const Epilogue& e) const {
@@ -752,31 +757,41 @@ bool PackedConv::HasSteps(const Epilogue& e) const {
   if (!are_on_lines || sum_form_ != SumForm::kFloat || !kBitWeights.applies(geometry_, x_, w_bits_, device_))
     return false;
   const CodeRange codes = FirstCodesOf(e);
-  return codes.hi - codes.lo == 1;
+  return codes.hi - codes.lo <= BitStepsOf(geometry_, x_.bits, w_bits_).count;
 }
 
-// Codes only rise with the sum, or only fall: where the second one begins is looked for between the sums that there are.
+// Codes only rise with the sum, or only fall: where each one begins is looked for between the sums that there are. Those
+// that fall are told as the highest one less what rises.
 void PackedConv::FindSteps(const Epilogue& e, const ChannelConstants& channels, std::vector<int32_t>& steps,
-                           std::vector<uint8_t>& flips) const {
+                           std::vector<int32_t>& last_steps, std::vector<uint8_t>& flips) const {
   const CodeRange codes = FirstCodesOf(e);
-  steps.resize(channels.bias.size());
+  const BitSteps all = BitStepsOf(geometry_, x_.bits, w_bits_);
+  steps.resize(static_cast<size_t>(RoundUp(geometry_.out_channels, 4)));
+  last_steps.resize(steps.size());
   flips.resize(static_cast<size_t>(CeilDiv(geometry_.out_channels, kPlaneChannels) * kPlaneWordBytes));
   for (size_t c = 0; c < channels.sums.size(); ++c) {  // none of what comes packed
     const auto [least, most] = channels.sums[c];
-    const int32_t first = FirstCode(e, least, c);
-    int64_t from = least, to = most + 1;  // sums before `from` have the first code, from `to` on the other
-    while (from < to) {
-      const int64_t middle = from + (to - from) / 2;
-      if (FirstCode(e, middle, c) == first) {
-        from = middle + 1;
-      } else {
-        to = middle;
+    const bool falls = FirstCode(e, most, c) < FirstCode(e, least, c);
+    for (int step = 1; step <= all.count; ++step) {
+      const auto reaches = [&](int64_t sum) {
+        const int32_t code = FirstCode(e, sum, c) - codes.lo;
+        return (falls ? all.count - code : code) >= step;
+      };
+      int64_t from = least, to = most + 1;  // sums before `from` do not, from `to` on they do
+      while (from < to) {
+        const int64_t middle = from + (to - from) / 2;
+        if (reaches(middle)) {
+          to = middle;
+        } else {
+          from = middle + 1;
+        }
       }
+      const int64_t first = std::clamp(from - channels.bias[c], all.least, all.most + 1);
+      const auto word = c / 4 * 4 + c % 4 / 2 + (step == 2 ? 2 : 0);
+      (step == 3 ? last_steps : steps)[word] |=
+          static_cast<int32_t>(static_cast<uint32_t>((1 << 15) - (first - all.least)) << 16 * (c % 2));
     }
-    steps[c] = static_cast<int32_t>(channels.bias[c] - from);
-    // What is stored is the code; what meets a residual, the code less the zero point.
-    const int32_t bit = (first - (e.has_residual ? codes.zero_point : 0)) & 1;
-    if (bit == 1) continue;  // of sums below
+    if (!falls) continue;
     const int at = BitOfChannel(static_cast<int>(c % kPlaneChannels));
     flips[c / kPlaneChannels * kPlaneWordBytes + static_cast<size_t>(at / 8)] |=
         static_cast<uint8_t>(1 << at % 8);
@@ -889,6 +904,7 @@ void PackedConv::ResolveEpilogue() {
   epilogue_.tail_scale = floats(at_.tail_scale);
   epilogue_.tail_shift = floats(at_.tail_shift);
   epilogue_.steps = ints(at_.steps);
+  epilogue_.last_steps = ints(at_.last_steps);
   epilogue_.step_flips = at_.step_flips == ConstantBuilder::kAbsent ? nullptr : memory_.At(at_.step_flips);
   epilogue_.border = ints(border_at_);
   epilogue_.values = floats(values_at_);

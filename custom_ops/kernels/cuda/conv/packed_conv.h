@@ -84,7 +84,7 @@ class PackedConv {
  private:
   struct Offsets {
     size_t bias, scale, gain, offset, factor, float_bias, start, w_zero, thresholds, base, dir, tail_bias,
-        tail_scale, tail_shift, steps, step_flips;
+        tail_scale, tail_shift, steps, last_steps, step_flips;
   };
   // By channel: what it sums to, and its line or what stands for one (EpilogueParams::scale, start); by four,
   // factors.
@@ -116,7 +116,7 @@ class PackedConv {
   // EpilogueParams::steps and step_flips.
   bool HasSteps(const Epilogue& e) const;
   void FindSteps(const Epilogue& e, const ChannelConstants& channels, std::vector<int32_t>& steps,
-                 std::vector<uint8_t>& flips) const;
+                 std::vector<int32_t>& last_steps, std::vector<uint8_t>& flips) const;
   void SetEpilogue(const Epilogue& epilogue);
   void ResolveEpilogue();
 

@@ -9,23 +9,26 @@
 
 namespace lowbit::cuda {
 
-// Of 16 codes below 2^kBits, those that one thread of four has of 64 channels, the bits of each plane, in the low
-// half of a word (BitOfChannel): four words of codes are added up before they are taken apart, since no bits of
-// theirs meet, then the gaps of one half are filled from the other.
+// Of 16 codes, those that one thread of four has of 64 channels, of which `codes` has two bits each, the bits of each
+// plane, in the low half of a word (BitOfChannel): the gaps of one half are filled from the other.
 template <int kBits>
-__device__ __forceinline__ void HalvesOfPlanes(const unsigned (&codes)[4], unsigned (&halves)[kBits]) {
+__device__ __forceinline__ void HalvesOfCodes(unsigned codes, unsigned (&halves)[kBits]) {
   static_assert(kBits == 1 || kBits == 2);
-  const unsigned all = codes[0] + codes[1] * 4 + codes[2] * 16 + codes[3] * 64;
 #pragma unroll
   for (int plane = 0; plane < kBits; ++plane) {
-    const unsigned gapped = kBits == 1 ? all : all >> plane & 0x55555555u;
+    const unsigned gapped = codes >> plane & 0x55555555u;
     halves[plane] = gapped | gapped >> 15;
   }
 }
+// The same of codes below 2^kBits that are bytes: four words of them are added up, since no bits of theirs meet.
+template <int kBits>
+__device__ __forceinline__ void HalvesOfPlanes(const unsigned (&codes)[4], unsigned (&halves)[kBits]) {
+  HalvesOfCodes(codes[0] + codes[1] * 4 + codes[2] * 16 + codes[3] * 64, halves);
+}
 
-// A number's sign becomes the lowest bit.
-__device__ __forceinline__ unsigned ShiftInSign(unsigned bits, int number) {
-  return bits << 1 | static_cast<unsigned>(number) >> 31;
+// A code's two lowest bits become the highest.
+__device__ __forceinline__ unsigned ShiftInCode(unsigned codes, unsigned code) {
+  return __funnelshift_r(codes, code, 2);
 }
 
 // The reverse of two planes: from bit 2 i on, the codes of the i-th word.

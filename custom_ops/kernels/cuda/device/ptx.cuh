@@ -173,6 +173,13 @@ __device__ __forceinline__ float SaturatedLine(float v, float gain, float offset
   return out;
 }
 
+// All bits of byte i are the sign of a half of a number: of the lower and the upper half of a, then of b.
+__device__ __forceinline__ unsigned SignsOfHalves(unsigned a, unsigned b) {
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, 0xFDB9;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
 // (a ^ b) | (a & b & kMask), one instruction.
 template <unsigned kMask>
 __device__ __forceinline__ unsigned XorOrMasked(unsigned a, unsigned b) {

@@ -119,23 +119,27 @@ struct WgmmaHalves {
   }
 };
 
-// As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b.
+// As Wgmma::Multiply, of bits: d[64 x kN] += the population counts of a AND b. Where it does not add, d need not be set
+// before.
 template <int kN>
-__device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b) {
-#define LOWBIT_WGMMA_BITS(n, sums, operands, ...)                                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands ", 1;" \
-               : __VA_ARGS__                                                                                 \
-               : "l"(a), "l"(b))
+__device__ __forceinline__ void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b, int adds = 1) {
+#define LOWBIT_WGMMA_BITS(n, sums, operands, flag, ...)                                               \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " flag                                         \
+               ", 0;\n"                                                                               \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k256.s32.b1.b1.and.popc {" sums "}, " operands \
+               ", adds;\n}"                                                                           \
+               : __VA_ARGS__                                                                          \
+               : "l"(a), "l"(b), "r"(adds))
   if constexpr (kN == 24) {
-    LOWBIT_WGMMA_BITS(24, LOWBIT_OPERANDS_12, "%12, %13", LOWBIT_SUMS_8(0), LOWBIT_SUMS_4(8));
+    LOWBIT_WGMMA_BITS(24, LOWBIT_OPERANDS_12, "%12, %13", "%14", LOWBIT_SUMS_8(0), LOWBIT_SUMS_4(8));
   } else if constexpr (kN == 48) {
-    LOWBIT_WGMMA_BITS(48, LOWBIT_OPERANDS_24, "%24, %25", LOWBIT_SUMS_16(0), LOWBIT_SUMS_8(16));
+    LOWBIT_WGMMA_BITS(48, LOWBIT_OPERANDS_24, "%24, %25", "%26", LOWBIT_SUMS_16(0), LOWBIT_SUMS_8(16));
   } else if constexpr (kN == 80) {
-    LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "%40, %41", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
+    LOWBIT_WGMMA_BITS(80, LOWBIT_OPERANDS_40, "%40, %41", "%42", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),
                       LOWBIT_SUMS_8(32));
   } else {
     static_assert(kN == 144);
-    LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "%72, %73", LOWBIT_SUMS_64(0), LOWBIT_SUMS_8(64));
+    LOWBIT_WGMMA_BITS(144, LOWBIT_OPERANDS_72, "%72, %73", "%74", LOWBIT_SUMS_64(0), LOWBIT_SUMS_8(64));
   }
 #undef LOWBIT_WGMMA_BITS
 }

@@ -70,6 +70,9 @@ inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 inline float __int_as_float(int v) { return std::bit_cast<float>(v); }
 inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
 inline int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;

@@ -14,21 +14,25 @@ namespace {
 
 constexpr int kWidths[] = {64, 128};
 
-// Of planes alone, one each. Where one of the two has a stride, both read rows of images.
+// Of planes alone, of all bits. Where one of the two has a stride, both read rows of images.
 ResidualPairProblem ProblemOf(const ResidualPair& pair, const ResidualPairShapes& shapes) {
-  ResidualPairProblem problem = {pair.first->Problem(shapes.first, false, {1, 1}),
-                                 pair.second->Problem(shapes.second, false, {1, 1, 1})};
+  const int bits = pair.second->Problem(shapes.second).x.bits;
+  ResidualPairProblem problem = {pair.first->Problem(shapes.first, false, {bits, bits}),
+                                 pair.second->Problem(shapes.second, false, {bits, bits, bits})};
   problem.first.keeps_rows = problem.second.keeps_rows = !problem.first.IsFlat() || !problem.second.IsFlat();
   return problem;
 }
 
-int64_t Steps(const ConvProblem& problem) { return CeilDiv(BitWordsOfPatch(problem), 2); }
+// Of each plane of weights.
+int64_t Steps(const ConvProblem& problem) {
+  return CeilDiv(BitWordsOfPatch(problem), 2) * problem.w_bits.fit;
+}
 int64_t Steps(const ResidualPairProblem& problem) { return Steps(problem.first) + Steps(problem.second); }
 
 std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
   const ConvProblem &first = problem.first, &second = problem.second;
   for (const ConvProblem* const each : {&first, &second}) {
-    if (each->x.bits != 1 || each->planes.x != 1 || each->planes.y != 1) return "codes of more than one bit";
+    if (each->x.bits != first.x.bits) return "codes of two widths";
     if (each->geometry.Taps() != 1 || each->IsPadded()) return "windows of several taps or with padding";
     if (std::string reason = kBitsRow.refuse(*each, device); !reason.empty()) return reason;
   }
@@ -37,7 +41,7 @@ std::string Refuse(const ResidualPairProblem& problem, const Device& device) {
     return std::array{of.n, of.shape.batch, of.shape.out_h, of.shape.out_w};
   };
   if (size(first) != size(second)) return "outputs of two sizes";
-  return Steps(problem) <= kMaxHaloWeights ? "" : "weights of more than 40 steps along K";
+  return Steps(problem) <= kMaxBitWeights ? "" : "weights of more than 80 steps along K";
 }
 
 ConvConfig OfBits(ConvConfig config) {
@@ -47,8 +51,8 @@ ConvConfig OfBits(ConvConfig config) {
 
 int64_t PatchBytes(const ResidualPairProblem& problem, const ConvConfig& config) {
   const HaloLine line = LineOf(problem.second);
-  return (BitWordsOfPatch(problem.first) + BitWordsOfPatch(problem.second)) * line.Rows(config.tile_m) *
-         line.pitch * kBitWordBytes;
+  return problem.second.x.bits * (BitWordsOfPatch(problem.first) + BitWordsOfPatch(problem.second)) *
+         line.Rows(config.tile_m) * line.pitch * kBitWordBytes;
 }
 int64_t SharedBytesOf(const ResidualPairProblem& problem, const ConvConfig& config) {
   return 1024 + Steps(problem) * BitStepBytes(config.tile_n) + config.stages * PatchBytes(problem, config);
@@ -56,7 +60,7 @@ int64_t SharedBytesOf(const ResidualPairProblem& problem, const ConvConfig& conf
 
 // Of a grid along m, as patches of one product are spread (PatchFamily).
 int64_t BlocksAtOnce(const ResidualPairProblem& problem, const ConvConfig& config, const Device& device) {
-  const int64_t by_registers = (MaxBitTiles(config.tile_n, 1, true) * 128 + 32) / (config.tile_m * 2 + 32),
+  const int64_t by_registers = (MaxBitTiles(config.tile_n, true) * 128 + 32) / (config.tile_m * 2 + 32),
                 by_shared = (device.shared_bytes + 5120) / (SharedBytesOf(problem, config) + 3100);
   return std::max<int64_t>(1, std::min(by_registers, by_shared)) * device.multiprocessors;
 }
@@ -73,7 +77,7 @@ void AddCandidates(const ResidualPairProblem& problem, const Device& device, std
   for (const int tile_n : kWidths) {
     const int64_t columns = CeilDiv(problem.second.n, tile_n);
     if (columns > kMaxColumns || (tile_n > kWidths[0] && problem.second.n <= tile_n / 2)) continue;
-    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, 1, true); ++tiles) {
+    for (int tiles = 1; tiles <= MaxBitTiles(tile_n, true); ++tiles) {
       const int64_t patches = CeilDiv(line.tiles, tiles);
       for (const int stages : {1, 2}) {
         const ConvConfig config{&kBitPairKernel, 64 * tiles, tile_n, stages};
@@ -112,21 +116,21 @@ BitPairParams ParamsOf(const ResidualPair& pair, const ResidualPairShapes& shape
                              int first_word) {
     BitsParams bits = BitsParamsOf(of, of_bits, first_word);
     static_cast<ConvParams&>(bits) = conv.Params(shape, of_bits);
-    bits.epilogue.plane_count = 1;
+    bits.epilogue.plane_count = of.planes.y;
     FindConstants(of, bits);
     return bits;
   };
   BitPairParams p = {params_of(*pair.second, shapes.second, problem.second, 0)};
   p.shortcut = params_of(*pair.first, shapes.first, problem.first, p.words);
-  p.k_tiles += p.shortcut.own_steps;
+  p.k_tiles += p.shortcut.k_tiles;
   p.patch_words += p.shortcut.words;
   return p;
 }
 
-// Whether codes of both are signs of sums, which meet as bits.
-bool AreSigns(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config) {
+// Whether codes of both are told by steps, those of the first as they are added.
+bool HaveSteps(const ResidualPair& pair, const ResidualPairShapes& shapes, const ConvConfig& config) {
   const BitPairParams p = ParamsOf(pair, shapes, config);
-  return p.has_steps && p.combines && p.shortcut.has_steps;
+  return p.has_steps && p.shortcut.has_steps && p.shortcut.copies;
 }
 
 // Both with kernels of their own.
@@ -152,9 +156,9 @@ Ranking Rank(const ResidualPair& pair, const ResidualPairShapes& shapes, const T
   const Device& device = pair.second->On();
   const ResidualPairProblem problem = ProblemOf(pair, shapes);
   std::vector<ConvConfig> configs;
-  if (planes == TensorPlanes{1, 1, 1} && kBitPairKernel.Applies(problem, device))
+  if (planes == problem.second.planes && kBitPairKernel.Applies(problem, device))
     AddCandidates(problem, device, configs);
-  if (!configs.empty() && !AreSigns(pair, shapes, configs.front())) configs.clear();
+  if (!configs.empty() && !HaveSteps(pair, shapes, configs.front())) configs.clear();
   Ranking ranking;
   for (const ConvConfig& config : configs) ranking.emplace_back(EstimateOf(problem, config, device), config);
   if (const std::optional<Separate> separate = FindSeparate(pair, shapes, planes))
@@ -188,8 +192,8 @@ int PlanesBetween(const ResidualPair& pair, const ResidualPairShapes& shapes, co
 
 const FusedRow<ResidualPairProblem> kBitPairKernel = {
     {"bit_pair", "sm_90a",
-     "a block's shortcut and its last convolution, 1x1, of planes of one bit: both as `bits`, signs that "
-     "meet as words"},
+     "a block's shortcut and its last convolution, 1x1, of planes: both as `bits`, codes that meet as words "
+     "of bits"},
     Refuse,
     EstimateOfBestPair};
 
@@ -225,7 +229,7 @@ class BitPairPlan {
 
 std::shared_ptr<const BitPairPlan> PlanBitPair(const ResidualPair& pair, const ResidualPairShapes& shapes,
                                                const ConvConfig& config) {
-  const std::vector<ConvConfig> configs = BitPairConfigs(pair, shapes, {1, 1, 1});
+  const std::vector<ConvConfig> configs = BitPairConfigs(pair, shapes, ProblemOf(pair, shapes).second.planes);
   Require(
       config.kernel == &kBitPairKernel && std::find(configs.begin(), configs.end(), config) != configs.end(),
       "configuration ", config.Text(), " does not apply to these two nodes");

@@ -1,5 +1,5 @@
 // Two 1x1 convolutions of planes of bits in one kernel, the codes of the first one the residuals of the second: a block's
-// shortcut, maybe with a stride, and its last convolution. Weights and codes have one bit.
+// shortcut, maybe with a stride, and its last convolution. Weights and codes have 1 or 2 bits.
 #pragma once
 
 #include <memory>

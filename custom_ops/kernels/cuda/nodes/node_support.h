@@ -137,7 +137,8 @@ double CostOfTiles(const FloatConvOp& op, const TensorShape& x, const TensorShap
 bool HasWinograd(const FloatConvOp& op);
 // What tests ask for instead: outputs along the squares, with at most so many slices of the channels; 0: the cheapest.
 struct WinogradTiling {
-  int made = 0, slices = 0;
+  static constexpr int kTiles = 3;  // of winograd_sm90.cu
+  int made = 0, slices = 0, tile = -1;
 };
 PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
                            const WinogradTiling& tiling = {});

@@ -14,16 +14,16 @@
 //
 // A block makes kRows outputs of kSquares squares, those of a slice of the channels. A warp has one point. kDepth channels
 // are a stage: their pixels are copied, transformed and multiplied, the copies of the next stages being under way.
-// Slices meet as those of float_tiles.cuh do, behind the transform of the outputs.
-#include "kernels/cuda/nodes/float_tiles.cuh"
+// Slices meet as those of float_tiles.cuh do, behind the transform of the outputs. On Hopper winograd_sm90.cu makes the same
+// sums.
+#include "kernels/cuda/nodes/winograd.cuh"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr int kSide = 4, kPoints = kSide * kSide;  // pixels along a square, and points
-constexpr int kMade = 2;                           // outputs along a square
-constexpr int kWindow = 3, kTaps = kWindow * kWindow;
+constexpr int kOfPatches = 90;            // the capability of GPUs that have winograd_sm90.cu
 constexpr int kRows = 64, kSquares = 32;  // of a block
+constexpr int kSide = kSquareSide, kPoints = kSquarePoints, kMade = kSquareMade;
 constexpr int kBlock = kPoints * kWarp;
 constexpr int kDepth = 4;                                        // channels of a stage
 constexpr int kThreadRows = 8, kThreadSquares = 8;               // of a thread, in fours
@@ -41,13 +41,6 @@ constexpr int kPassRows = 16, kPasses = kRows / kPassRows, kPassPitch = kSquares
 static_assert(kPoints * kPassRows * kPassPitch <= kStageFloats && kPassRows * kSquares == kBlock);
 constexpr int kPairs = kRows * kSquares;  // of an output and a square
 constexpr int kReceived = kPairs * kMade * kMade;
-
-struct WinogradParams : SplitParams {
-  const float* weights = nullptr;  // [row blocks][depth / kDepth][points][kDepth][kRows]
-  int squares = 0;
-  FastDivisor by_down, by_across;  // squares of a column, of a row
-  bool stores_pairs = false;       // two outputs side by side begin at 8 bytes, and are both there
-};
 
 // Where a square lies.
 struct Square {
@@ -110,24 +103,6 @@ __device__ __forceinline__ void TransformLine(const float4& d, float* to) {
   }
 }
 
-// A^T m A, at(line, column) of m; rows of two outputs.
-template <typename At>
-__device__ __forceinline__ Fours TransformSums(const At& at) {
-  float down[kMade][kSide];
-#pragma unroll
-  for (int i = 0; i < kSide; ++i) {
-    down[0][i] = __fadd_rn(__fadd_rn(at(0, i), at(1, i)), at(2, i));
-    down[1][i] = __fsub_rn(__fsub_rn(at(1, i), at(2, i)), at(3, i));
-  }
-  Fours out;
-#pragma unroll
-  for (int i = 0; i < kMade; ++i) {
-    out.v[i * kMade] = __fadd_rn(__fadd_rn(down[i][0], down[i][1]), down[i][2]);
-    out.v[i * kMade + 1] = __fsub_rn(__fsub_rn(down[i][1], down[i][2]), down[i][3]);
-  }
-  return out;
-}
-
 // A pair is (pass * kPassRows + row) * kSquares + square; which output the row of a pass is.
 __device__ __forceinline__ int RowOfPair(int pair) {
   const int row = pair / kSquares % kPassRows, pass = pair / (kPassRows * kSquares);
@@ -138,22 +113,7 @@ __device__ __forceinline__ void StoreSquare(const WinogradParams& p, float* y, i
                                             const Fours& sums) {
   if (row >= p.rows || square >= p.squares) return;
   const Square of(p, square);
-  const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
-  int64_t at = ((int64_t{of.image} * p.rows + row) * out_h + of.y) * out_w + of.x;
-#pragma unroll
-  for (int i = 0; i < kMade; ++i, at += out_w) {
-    if (of.y + i >= out_h) return;
-    const float left = sums.v[i * kMade], right = sums.v[i * kMade + 1];
-    if (p.stores_pairs) {
-      float2 added = {0, 0};
-      if (p.limits.adds) added = *reinterpret_cast<const float2*>(p.residual + at);
-      *reinterpret_cast<float2*>(y + at) =
-          make_float2(FinishSum(p, row, left, added.x), FinishSum(p, row, right, added.y));
-    } else {
-      y[at] = FinishSum(p, row, left, ResidualAt(p, at));
-      if (of.x + 1 < out_w) y[at + 1] = FinishSum(p, row, right, ResidualAt(p, at + 1));
-    }
-  }
+  StoreOutputs(p, y, p.bias == nullptr ? nullptr : p.bias + row, row, of.image, of.y, of.x, sums);
 }
 
 __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant__ WinogradParams p) {
@@ -166,8 +126,7 @@ __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant_
   const int tid = static_cast<int>(threadIdx.x), lane = tid % kWarp, point = tid / kWarp;
   const int slice = static_cast<int>(blockIdx.z);
   const int i0 = static_cast<int>(blockIdx.y) * kRows, square0 = static_cast<int>(blockIdx.x) * kSquares;
-  const auto begin_of = [&](unsigned s) { return static_cast<int>(s * (p.depth / kDepth) / p.slices); };
-  const int first = begin_of(slice), steps = begin_of(slice + 1) - first;
+  const int first = FirstChannelOf(p, slice) / kDepth, steps = FirstChannelOf(p, slice + 1) / kDepth - first;
   if (p.in_cluster) {
     if (tid == 0) {
       InitBarrier(SharedAddress(&exchange), 1);
@@ -294,62 +253,11 @@ dim3 GridOf(const WinogradParams& p) {
   return dim3(BlocksFor(p.squares, kSquares), BlocksFor(p.rows, kRows), static_cast<unsigned>(p.slices));
 }
 
-// As CostOf of float_tiles.cuh: about how many clocks of a multiprocessor of the GPUs that this was made for, whatever GPU
-// is there, since it decides the bits. Fitted to nine layers on an H100 at batch 1 and 16, to a factor of 1.09.
-double CostOf(const WinogradParams& p, int slices) {
-  using Rates = ProductRates;
-  constexpr double kStart = 3500, kProducts = 50;
-  constexpr double kTransform = 2000;  // of the outputs, and their stores
-  // A multiprocessor has one block at a time; 30 clusters of four find room, 15 of eight and seven of 16.
-  const double multiprocessors = slices > 8 ? 112 : slices > 2 ? 120 : 132;
-  const double blocks = std::ceil(static_cast<double>(BlocksFor(p.squares, kSquares)) *
-                                  BlocksFor(p.rows, kRows) * slices / multiprocessors);
-  const double steps = BlocksFor(p.depth / kDepth, slices);
-  const double step = std::max(kPoints * kPairs * kDepth / kProducts,
-                               (kWeightFloats + kBlock * kSide) * sizeof(float) / Rates::kBytes);
-  const double sent = slices > 1 ? kReceived * sizeof(float) / Rates::kSent : 0;
-  return kStart + Rates::JoinOf(slices) + blocks * (steps * step + kTransform + sent);
-}
-
-int CheapestSlices(const WinogradParams& p, int asked) {
-  const int most = std::min(p.depth / kDepth, kMostBlocks);  // a slice is a block's
-  return cuda::CheapestSlices(most, asked, [&p](int slices) { return CostOf(p, slices); });
-}
-
-void SetSquares(WinogradParams& p) {
-  const int64_t down = BlocksFor(p.windows.h.out, kMade), across = BlocksFor(p.windows.w.out, kMade);
-  const int64_t pixels = std::max<int64_t>(1, p.by_pixels.divisor);
-  p.squares = static_cast<int>(p.columns / pixels * down * across);
-  p.by_down = MakeDivisor(std::max<int64_t>(1, down));
-  p.by_across = MakeDivisor(std::max<int64_t>(1, across));
-}
-
 WinogradParams Described(const FloatConvOp& op, const Limits& limits) {
   WinogradParams p;
-  DescribeTiles(op, limits, kDepth, p);
-  p.depth = static_cast<int>(BlocksFor(p.channels, kDepth)) * kDepth;
+  Describe(op, limits, p);
+  p.depth = static_cast<int>(BlocksFor(p.channels, kSliceChannels)) * kSliceChannels;
   return p;
-}
-
-// G g G^T of each window, each rounded once.
-std::vector<float> TransformWeights(const WinogradParams& p, const std::vector<float>& weights) {
-  constexpr double kG[kSide][kWindow] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
-  std::vector<float> out(size_t{BlocksFor(p.rows, kRows)} * static_cast<size_t>(p.depth) * kPoints * kRows);
-  const float* window = weights.data();
-  for (int row = 0; row < p.rows; ++row) {
-    for (int channel = 0; channel < p.channels; ++channel, window += kTaps) {
-      const int64_t stage = int64_t{row / kRows} * (p.depth / kDepth) + channel / kDepth;
-      for (int point = 0; point < kPoints; ++point) {
-        double sum = 0;
-        for (int tap = 0; tap < kTaps; ++tap) {
-          sum += kG[point % kSide][tap / kWindow] * kG[point / kSide][tap % kWindow] * double{window[tap]};
-        }
-        const int64_t line = (stage * kPoints + point) * kDepth + channel % kDepth;
-        out[static_cast<size_t>(line * kRows + row % kRows)] = static_cast<float>(sum);
-      }
-    }
-  }
-  return out;
 }
 
 void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device) {
@@ -361,50 +269,56 @@ void LaunchSquares(const Run& run, const WinogradParams& p, const Device& device
   run.Check(LaunchKernel<WinogradSquares>(run.queue, device, shape, p));
 }
 
-bool ArePairs(const float* first) { return reinterpret_cast<uintptr_t>(first) % sizeof(float2) == 0; }
-
-NodePlanPtr PlanSquares(WinogradParams geometry, const Device& device, int slices) {
-  geometry.blocks = geometry.slices = CheapestSlices(geometry, slices);
-  const auto launch = [device](const Run& run, WinogradParams p) {
-    p.stores_pairs = p.windows.w.out % kMade == 0 && ArePairs(p.y) && ArePairs(p.residual);
-    LaunchSquares(run, p, device);
+PackedNodePtr PackSquares(const FloatConvOp& op, const WinogradParams& shared, const Device& device,
+                          int slices) {
+  const auto plan = [=](WinogradParams p) {
+    CutInto(kMade, p);
+    p.blocks = p.slices = SlicesOfSquares(p, slices);
+    const auto launch = [device](const Run& run, WinogradParams of) {
+      of.stores_pairs = StoresPairs(of);
+      LaunchSquares(run, of, device);
+    };
+    return PlanSlices<ConvColumn>("float_conv winograd 2x2", p, device, SharedBytes(true), launch);
   };
-  return PlanSlices<ConvColumn>("float_conv winograd 2x2", geometry, device, SharedBytes(true), launch);
+  return MakeProduct(op, shared, TransformSquareWeights(shared, op.weights, kRows, kDepth, false), device,
+                     plan);
 }
 
 }  // namespace
+
+int SlicesOfSquares(const WinogradParams& p, int asked) {
+  const int most = std::min(p.depth / kSliceChannels, kMostBlocks);  // a slice is a block's
+  return CheapestSlices(most, asked, [&p](int slices) { return CostOfPatches(p, slices); });
+}
 
 bool HasWinograd(const FloatConvOp& op) {
   const auto is = [&op](const std::array<int64_t, kMaxSpatial>& dims, int64_t value) {
     return dims[kMaxSpatial - 2] == value && dims[kMaxSpatial - 1] == value;
   };
-  return op.group == 1 && op.in_channels > kMostFewChannels && is(op.window.kernel, kWindow) &&
+  return op.group == 1 && op.in_channels > kMostFewChannels && is(op.window.kernel, kSquareWindow) &&
          is(op.window.stride, 1) && is(op.window.dilation, 1);
 }
 
 PackedNodePtr PackWinograd(const FloatConvOp& op, const Device& device, const Limits& limits,
                            const WinogradTiling& tiling) {
-  const auto plan = [=](WinogradParams p) {
-    SetSquares(p);
-    return PlanSquares(p, device, tiling.slices);
-  };
-  const WinogradParams shared = Described(op, limits);
   const std::shared_ptr<const PackedNode> direct = PackTiled(op, device, limits),
                                           planes = PackWinogradPlanes(op, device, limits, tiling.slices),
-                                          squares = MakeProduct(
-                                              op, shared, TransformWeights(shared, op.weights), device, plan);
+                                          squares =
+                                              device.capability == kOfPatches
+                                                  ? PackPatches(op, Described(op, limits), device, tiling)
+                                                  : PackSquares(op, Described(op, limits), device,
+                                                                tiling.slices);
   const auto of_shapes = [=, op = WithoutConstants(op)](Shapes fed, const TensorShape& y) {
     const TensorShape& x = fed[0];
     WinogradParams p = Described(op, limits);
     SetShapes(op, x, y, p);
-    if (!IsNear(p) || p.count == 0 || GridOf(p).y > kMostGridRows) return direct->Plan(fed, y);
-    SetSquares(p);
+    if (!IsNear(p) || p.count == 0 || p.rows > kMostGridRows) return direct->Plan(fed, y);
     const auto cost_of = [&](int made, double cost) {
       if (tiling.made == 0) return cost;
       return made == tiling.made ? 0 : std::numeric_limits<double>::infinity();
     };
     const double of_direct = cost_of(1, CostOfTiles(op, x, y));
-    const double of_squares = cost_of(kMade, CostOf(p, CheapestSlices(p, 0)));
+    const double of_squares = cost_of(kMade, CostOfPatches(p, SlicesOfSquares(p, 0)));
     const double of_planes = cost_of(2 * kMade, CostOfPlanes(op, x, y));
     if (of_direct <= std::min(of_squares, of_planes)) return direct->Plan(fed, y);
     return (of_squares <= of_planes ? squares : planes)->Plan(fed, y);

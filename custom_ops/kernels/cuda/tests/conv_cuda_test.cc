@@ -76,6 +76,12 @@ struct ResidualPairCase {
   cuda::ResidualPairShapes shapes;
 };
 
+// In which planes a pair of few bits is read and made.
+TensorPlanes PlanesOf(const ResidualPairCase& pair) {
+  const int bits = pair.first.x.bits;
+  return {bits, bits, bits};
+}
+
 // A function of codes and the convolution that reads what it makes; a Concat in front of both, of tensors of so many
 // channels, or none.
 struct AffineConvCase {
@@ -282,7 +288,7 @@ class Generator : public cuda::Draws {
       ConvSpec& spec = node.spec;
       spec.x = {static_cast<int>(Int(1, 2)), Encoding::kUnsigned};
       spec.x_zero_point = Code(spec.x);
-      spec.w = {1, Coin() ? Encoding::kSigned : Encoding::kBipolar};
+      spec.w = WeightsOf(spec.x.bits);
       spec.weights = Codes(spec.w, g.out_channels * g.K());
       spec.w_zero_point.assign(spec.w_zero_point.size(), 0);
     }
@@ -353,13 +359,14 @@ class Generator : public cuda::Draws {
     return pair;
   }
 
-  // Two 1x1 convolutions of codes of one bit, of which either may have a stride, to codes of one bit; mostly such as have a
-  // kernel together.
+  // Two 1x1 convolutions of codes of 1 or 2 bits, of which either may have a stride, to codes of as many; mostly such as
+  // have a kernel together.
   ResidualPairCase MakeBitPair(const cuda::Device& device) {
     ResidualPairCase pair = DrawBitPair();
     const auto is_one = [&] {
-      const auto configs = cuda::BitPairConfigs(
-          {cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)}, pair.shapes, {1, 1, 1});
+      const auto configs =
+          cuda::BitPairConfigs({cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)},
+                               pair.shapes, PlanesOf(pair));
       return configs.size() > 1;
     };
     for (int i = 0; i < 40 && !is_one(); ++i) pair = DrawBitPair();
@@ -370,6 +377,7 @@ class Generator : public cuda::Draws {
     const int64_t batch = Int(1, 4), out_channels = 64 * Int(1, 5);
     const int64_t out_h = Int(1, 20), out_w = Coin(0.8) ? Int(1, 20) : Int(60, 140);
     const bool has_strides = Coin(0.7);
+    const int bits = Coin() ? 1 : 2;
     for (const bool is_second : {false, true}) {
       ConvSpec& spec = is_second ? pair.second : pair.first;
       ConvGeometry& g = spec.geometry;
@@ -384,20 +392,26 @@ class Generator : public cuda::Draws {
                     (out_w - 1) * g.stride_w + 1 + Int(0, g.stride_w - 1), out_h, out_w};
       Types(spec);
       Values(spec);
-      spec.x = {1, Encoding::kUnsigned};
+      spec.x = {bits, Encoding::kUnsigned};
       spec.x_zero_point = Code(spec.x);
-      spec.w = {1, Coin() ? Encoding::kSigned : Encoding::kBipolar};
+      spec.w = WeightsOf(bits);
       spec.weights = Codes(spec.w, g.out_channels * g.K());
       spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
       do {
         spec.epilogue = {};
         MakeEpilogue(spec);
       } while (spec.epilogue.has_residual != is_second || !BecomesFewCodes(spec.epilogue) ||
-               spec.epilogue.y_hi != 1);
+               spec.epilogue.y_hi >> bits != 0);
     }
     pair.second.epilogue.residual_signed = false;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
     return pair;
+  }
+
+  // Of no more bits than codes have.
+  OperandType WeightsOf(int most_bits) {
+    const int bits = static_cast<int>(Int(1, most_bits));
+    return {bits, bits > 1 || Coin() ? Encoding::kSigned : Encoding::kBipolar};
   }
 
   // Windows of 3x3 and stride 2 over what a stem of stride 2 makes, of any parity and padding. The last ones
@@ -1356,7 +1370,7 @@ bool TestNode(const Node& node, Generator& generator, const cuda::Device& device
   return equal;
 }
 
-// Both products in one kernel against one after the other. `in_planes`: what is read and made lies in planes of a bit.
+// Both products in one kernel against one after the other. `in_planes`: what is read and made lies in planes.
 bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const cuda::Device& device,
                       std::map<std::string, Counts>& by, size_t most, const std::string& text,
                       bool in_planes = false) {
@@ -1374,16 +1388,17 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
       .create(pair.second)
       ->Run({second_shape, second_x.data(), between.data(), expected.data()}, pool);
 
+  const TensorPlanes planes = in_planes ? PlanesOf(pair) : TensorPlanes{};
   if (in_planes) {
-    first_x = cuda::AsPlanes(first_x, pair.first.geometry.in_channels, 1);
-    second_x = cuda::AsPlanes(second_x, pair.second.geometry.in_channels, 1);
-    expected = cuda::AsPlanes(expected, pair.second.geometry.out_channels, 1);
+    first_x = cuda::AsPlanes(first_x, pair.first.geometry.in_channels, planes.x);
+    second_x = cuda::AsPlanes(second_x, pair.second.geometry.in_channels, planes.x);
+    expected = cuda::AsPlanes(expected, pair.second.geometry.out_channels, planes.y);
   }
   const size_t y_bytes = expected.size();
   std::vector<uint8_t> found(y_bytes + guard);
 
   const cuda::ResidualPair packed{cuda::PackConv(pair.first, device), cuda::PackConv(pair.second, device)};
-  std::vector<cuda::ConvConfig> configs = in_planes ? cuda::BitPairConfigs(packed, pair.shapes, {1, 1, 1})
+  std::vector<cuda::ConvConfig> configs = in_planes ? cuda::BitPairConfigs(packed, pair.shapes, planes)
                                                     : cuda::ResidualPairConfigs(packed, pair.shapes);
   std::erase_if(configs, [&](const auto& c) {
     return c.kernel == &cuda::kSeparateKernels || c.Text().find(text) == std::string::npos;

@@ -479,7 +479,8 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   if (draw.Coin(0.8)) {
     const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 64));
     if (is_transformed) {
-      c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices};
+      c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices,
+                                  static_cast<int>(draw.Int(-1, WinogradTiling::kTiles - 1))};
     } else {
       *c.tiling = {static_cast<int>(draw.Int(0, (has_units ? FloatTiling::kTensorTiles : tiles) - 1)),
                    slices};
@@ -647,13 +648,22 @@ Case MakeConv(Draw& draw) {
       op.window.pad_end[d] = draw.Int(0, 2);
     }
   }
-  if (c.precision != FloatPrecision::kWinograd && draw.Coin(0.4)) {  // few channels
+  const bool has_few_channels = c.precision != FloatPrecision::kWinograd && draw.Coin(0.4);
+  if (has_few_channels) {
     op.group = 1;
     op.in_channels = draw.Int(1, 4);
     op.window = DrawWindow(draw, 7);
     op.window.dilation = {1, 1, 1};
   }
+  const bool has_patches = IsTransformed(op, c.precision) && draw.Coin(0.25);
+  if (has_patches) op.in_channels = draw.Int(5, 90);
   Dims planes = PlanesShape(draw, op.in_channels, op.window.spatial);
+  if (has_patches) planes = {1, op.in_channels, draw.Int(1, 30), draw.Int(13, 30)};
+  if (has_few_channels && draw.Coin(0.3)) {
+    op.window.spatial = 2;
+    op.out_channels = draw.Int(1, 40);
+    planes = {draw.Int(1, 2), op.in_channels, draw.Int(1, 12), draw.Int(20, 300)};
+  }
   if (c.precision == FloatPrecision::kFloat32 && draw.Coin(0.2)) {  // images that tiles of 28 columns divide
     op.group = draw.Coin(0.8) ? 1 : 2;
     op.in_channels = op.group * 16 * draw.Int(1, 4);

@@ -100,6 +100,12 @@ inline float SaturatedLine(float v, float gain, float offset) {
   return out > 0 ? std::min(out, 1.0f) : 0;  // of NaN 0
 }
 
+inline unsigned SignsOfHalves(unsigned a, unsigned b) {
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= ((i < 2 ? a : b) >> (16 * (i % 2) + 15) & 1) * 255u << 8 * i;
+  return out;
+}
+
 template <unsigned kMask>
 unsigned XorOrMasked(unsigned a, unsigned b) {
   return (a ^ b) | (a & b & kMask);

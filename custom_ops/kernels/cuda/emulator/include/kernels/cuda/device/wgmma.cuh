@@ -64,8 +64,9 @@ void MultiplyFloatRows(float (&d)[kCount], const unsigned (&a)[4], uint64_t b) {
 }
 
 template <int kN>
-void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b) {
-  emulator::Multiply({.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = true, .a = a, .b = b});
+void MultiplyBits(int (&d)[kN / 2], uint64_t a, uint64_t b, int adds = 1) {
+  emulator::Multiply(
+      {.sums = d, .n = kN, .of = emulator::Elements::kBits, .adds = adds != 0, .a = a, .b = b});
 }
 
 }  // namespace lowbit::cuda
