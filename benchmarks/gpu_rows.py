@@ -63,7 +63,7 @@ FUSIONS = (
     "quantized_conv",
     "dequantized_product",
 )
-OPTIONS = ("apart", "boxes", "cluster", "kept", "producers", "float_sum")
+OPTIONS = ("apart", "boxes", "cluster", "kept", "multicast", "producers", "float_sum")
 """What may go: kernels of sm_90 that have a substitute, fusions (pooled_stem is conv_pool) and options."""
 
 CONTROL = "nothing"

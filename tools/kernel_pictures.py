@@ -103,7 +103,8 @@ FAMILIES = {
         "a tile of pixels and one of weights; a stage is filled again as soon as its products are done. "
         "With `boxes` one thread fetches both, with `producers` a warpgroup gathers the pixels; without "
         "either all of K fits the stages at once. `_cluster4`: four blocks of a cluster sum over a "
-        "quarter of K each and add up. `mma` is the same on older GPUs, whose threads copy the tiles "
+        "quarter of K each and add up. `_multicast`: two blocks that make other channels of the same pixels "
+        "fetch half of them each, for both. `mma` is the same on older GPUs, whose threads copy the tiles "
         "themselves.",
         "shared memory of a block: codes take the stages' place at the end, or lie behind them with "
         "residuals",

@@ -20,13 +20,14 @@ __global__ void __launch_bounds__(kTileM * 2 + kBoxFetchers)
 template <int kTileM, int kTileN>
 cudaError_t LaunchTile(const GatherParams& p, const ConvConfig& config, const LaunchOptions& options) {
   CUtensorMap map;
-  const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM, &map);
+  const cudaError_t error = EncodePixels(p.x, p.m, p, kTileM / p.sharing, &map);
   if (error != cudaSuccess) return error;
   const Finish finish = FinishWithClusters(p.epilogue, p, config.split == Split::kCluster);
   const auto launch = [&]<bool kSigned, Finish kFinish>() {
     constexpr bool kIsKept = kTileM <= kMostSplitRows || !kLeavesRegisters<kFinish>;
     if constexpr (kIsKept && kMayFinish<kFinish, kTileN> &&
-                  HasInstance(IsSampled<kSigned, kFinish>(false) || (kTileM * kTileN == 64 * 64 && !kSigned))) {
+                  HasInstance(IsSampled<kSigned, kFinish>(false) ||
+                              (kTileM * kTileN == 64 * 64 && !kSigned))) {
       return LaunchTiled<ConvBoxes<kTileM, kTileN, kSigned, kFinish>>(
           static_cast<const BoxTileParams&>(p), config, options, kTileM * 2 + kBoxFetchers, map);
     } else {

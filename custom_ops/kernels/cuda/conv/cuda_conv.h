@@ -53,6 +53,8 @@ struct ConvConfig {
   // wgmma: a warpgroup of its own fetches tiles; else all of a block's tiles fit at once.
   bool producers = false;
   bool boxes = false;  // wgmma: one thread fetches tiles, those of pixels by TMA
+  // wgmma, boxes: two blocks of neighbouring channels, a cluster, fetch each pixel once for both.
+  bool multicast = false;
   Split split = Split::kCluster;
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.

@@ -38,6 +38,7 @@ std::string ConvConfig::Text() const {
   if (producers) text += "_producers";
   if (boxes) text += "_boxes";
   if (splits > 1) text += (split == Split::kCluster ? "_cluster" : "_split") + std::to_string(splits);
+  if (multicast) text += "_multicast";
   if (apart) text += "_apart";
   if (packs) text += "_packed";
   if (keeps_weights) text += "_kept";
@@ -69,6 +70,7 @@ std::span<const ConvOption> ConvOptions() {
       {"cluster",
        [](const ConvConfig& config) { return config.splits > 1 && config.split == Split::kCluster; }},
       {"kept", [](const ConvConfig& config) { return config.keeps_weights; }},
+      {"multicast", [](const ConvConfig& config) { return config.multicast; }},
       {"packed", [](const ConvConfig& config) { return config.packs; }},
       {"producers", [](const ConvConfig& config) { return config.producers; }},
       {"split",

@@ -56,6 +56,12 @@ bool Fits(const ConvProblem& problem, const ConvConfig& config, const Device& de
   return IsWgmma(config) || problem.vector16 || (config.tile_m == 64 && config.tile_n == 64);
 }
 
+// Whether two blocks may fetch pixels for each other. Of smaller tiles several share a multiprocessor, and wait for two.
+bool MayMulticast(const ConvProblem& problem, const ConvConfig& config) {
+  return config.boxes && config.splits == 1 && config.tile_m * config.tile_n >= 64 * 128 &&
+         CeilDiv(problem.n, config.tile_n) % 2 == 0 && !IsLeftOut("multicast");
+}
+
 // Adds `config` with every useful number of splits.
 void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig config,
                std::vector<ConvConfig>& out) {
@@ -87,7 +93,12 @@ void AddSplits(const ConvProblem& problem, const Device& device, ConvConfig conf
         if (producers ? !wgmma || per_split < 3 || config.boxes : wgmma && s < per_split && !config.boxes)
           continue;
         config.producers = producers;
-        if (Fits(problem, config, device)) out.push_back(config);
+        if (!Fits(problem, config, device)) continue;
+        out.push_back(config);
+        if (!MayMulticast(problem, config)) continue;
+        config.multicast = true;
+        out.push_back(config);
+        config.multicast = false;
       }
     }
   }
@@ -194,14 +205,16 @@ double Microseconds(const ConvProblem& problem, const ConvConfig& config, const 
   }
 
   // One tile of k: issuing its copies, multiplying, its bytes, or the latency of a round of all stages.
-  const double bytes = (tile_m + tile_n) * kTileK;
+  const double bytes = (tile_m / (config.multicast ? 2 : 1) + tile_n) * kTileK;
   const double multiply = outputs * 256 / (tile_n < 64 ? cost.narrow_rate : cost.rate);
   double tile = std::max({cost.issue * tile_m, at_once * multiply, at_once * bytes / cost.bytes});
   if (k_tiles > config.stages) tile = std::max(tile, cost.latency / config.stages);
   tile += cost.step;
   if (config.producers) tile += 23;
-  // Three warpgroups read the same weights; against its neighbours in ResNet-50 at batch 128 on an H100.
-  if (config.tile_m > kMostSplitRows) tile += 185;
+  // Against its neighbours in ResNet-50 at batch 128 on an H100, where the second-level cache is what limits.
+  if (config.tile_m > kMostSplitRows) tile += config.multicast ? 97 : 185;
+  // Small blocks that wait for each other are for the tuner to try.
+  if (config.multicast && outputs < 128 * 128) tile += 200;
   // Between what three stages gain and what they lose in ResNet-50 at batch 16.
   if (config.boxes && k_tiles > config.stages && config.stages < 4) tile += 60;
   const double start = cost.start + at_once * bytes / cost.first_bytes;
@@ -232,6 +245,7 @@ GatherParams GatherParamsOf(const ConvProblem& problem, const ConvConfig& config
   // Unsplit sums may overwrite the tiles.
   p.exchange_offset = config.splits > 1 ? TileBytes(config) : 0;
   p.staging_offset = problem.residual ? TileBytes(config) : 0;
+  p.sharing = config.multicast ? 2 : 1;
   // Taps that are never inside may overflow; their offsets are never used.
   p.tap_step = static_cast<int>(g.dilation_w * p.pixel_bytes - problem.channels);
   p.tap_row_step = static_cast<int>((g.dilation_h * s.in_w - g.kernel_w * g.dilation_w) * p.pixel_bytes);

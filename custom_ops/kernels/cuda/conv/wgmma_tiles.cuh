@@ -51,10 +51,25 @@ struct Tiles {
       // so.
       int arrivals = 1;
       if constexpr (!kBoxes) arrivals += (PaddingOf(p) == Padding::kFill ? 2 : 1) * kLoaders;
-      ring.MakeBarriers(thread, arrivals, kConsumers / 32);
+      ring.MakeBarriers(thread, arrivals, kConsumers / 32 * Sharing());
       FenceBarrierInit();
     }
+    if (Sharing() > 1) {  // nobody copies into a block whose barriers are not there
+      __syncthreads();
+      ClusterArrive();
+      ClusterWait();
+    }
     if (cluster) fixed.state.BeginCluster(kTileM);
+  }
+
+  // How many blocks of a cluster have the same pixels, of which each fetches its share for all of them. A block that is
+  // sent a copy, or told of a free stage, waits for it: each may leave on its own.
+  __device__ __forceinline__ int Sharing() const {
+    if constexpr (kBoxes) {
+      return p.sharing;
+    } else {
+      return 1;
+    }
   }
 
   // The weights of a tile, by one thread, which announces a box of pixels too.
@@ -69,12 +84,21 @@ struct Tiles {
 
   __device__ __forceinline__ void FetchBoxes() const {
     FetchFirstWeights();
-    const PixelPlace place = FirstPixel(p, at.m0);
+    const int share = kTileM / p.sharing, rank = static_cast<int>(blockIdx.y) % p.sharing;
+    // A box begins inside; what lies past the last pixel is never stored.
+    const PixelPlace place = FirstPixel(p, min(at.m0 + rank * share, p.m - 1));
+    const uint32_t boxes = tiles.at + rank * share * kRowBytes;
     TapWalk walk(p, at.k_begin);
     WaitForPredecessors();
     ring.Fill(count, [&](int i, int stage) {
       if (i >= ring.stages) FetchWeights(i, stage);
-      PixelCopy(tiles.at + stage * kBytes, *map, walk.channel, place, walk.dx, walk.dy, ring.full(stage));
+      const uint32_t target = boxes + stage * kBytes, full = ring.full(stage);
+      if (p.sharing == 1) {
+        PixelCopy(target, *map, walk.channel, place, walk.dx, walk.dy, full);
+      } else {
+        WindowCopyToBlocks(target, *map, walk.channel, place.w, place.h, place.n, walk.dx, walk.dy, full,
+                           (1u << p.sharing) - 1);
+      }
       walk.Step(p);
     });
   }
@@ -155,7 +179,12 @@ struct Tiles {
         },
         [&](int i, int stage) {
           // Only a stage that will be filled again: nobody waits for the others.
-          if (i + ring.stages < count && thread % 32 == 0) Arrive(ring.empty(stage));
+          if (i + ring.stages >= count) return;
+          if (Sharing() == 1) {
+            if (thread % 32 == 0) Arrive(ring.empty(stage));
+          } else if (thread % 32 < Sharing()) {
+            ArriveRemotely(ClusterAddress(ring.empty(stage), thread % 32));
+          }
         });
     LetSuccessorsStart();
     WgmmaWait<0>();

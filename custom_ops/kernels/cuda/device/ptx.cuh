@@ -350,6 +350,18 @@ __device__ __forceinline__ void WindowCopy(uint32_t shared, const Map& map, int 
       "h"(static_cast<uint16_t>(dy))
       : "memory");
 }
+// The same to the blocks of the cluster whose ranks are bits of `blocks`, at the same address in each, which counts the bytes
+// at its own barrier.
+template <typename Map>
+__device__ __forceinline__ void WindowCopyToBlocks(uint32_t shared, const Map& map, int c, int w, int h,
+                                                   int n, int dx, int dy, uint32_t barrier, uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(static_cast<uint16_t>(dx)),
+      "h"(static_cast<uint16_t>(dy)), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
 // A row of pixels from (w, h, n) on, a slab of channels from c on.
 template <typename Map>
 __device__ __forceinline__ void RowCopy(uint32_t shared, const Map& map, int c, int w, int h, int n,

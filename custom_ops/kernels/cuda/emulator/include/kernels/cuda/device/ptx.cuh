@@ -194,6 +194,14 @@ void WindowCopy(uint32_t shared, const Map& map, int c, int w, int h, int n, int
                      emulator::PointerTo(barrier), emulator::BoxBytes(emulator::Read(map)));
 }
 template <typename Map>
+void WindowCopyToBlocks(uint32_t shared, const Map& map, int c, int w, int h, int n, int dx, int dy,
+                        uint32_t barrier, uint32_t blocks) {
+  for (uint32_t rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    WindowCopy(ClusterAddress(shared, rank), map, c, w, h, n, dx, dy, ClusterAddress(barrier, rank));
+  }
+}
+template <typename Map>
 void RowCopy(uint32_t shared, const Map& map, int c, int w, int h, int n, uint32_t barrier) {
   uint8_t* const to = emulator::PointerTo(shared);
   emulator::Transfer([=, m = emulator::Read(map)] { emulator::LoadBox(m, {c, w, h, n}, to); },
