@@ -23,8 +23,9 @@ struct BitProducts
   // Of a tile, where it has no whole one half of a word.
   static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
                        kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
-  static constexpr bool kMayAdd =
-      MakesBits(kFinish) || kFinish == Finish::kFloatsAdding || kFinish == Finish::kWordsTailOnLine;
+  static constexpr bool kMakesBits = MakesBits(kFinish), kMayAdd = kMakesBits ||
+                                                                   kFinish == Finish::kFloatsAdding ||
+                                                                   kFinish == Finish::kWordsTailOnLine;
 
   const BitsParams& bits;
   const BitsParams& shortcut;  // of a pair
@@ -58,7 +59,7 @@ struct BitProducts
   __device__ __forceinline__ void Count(int planes, Counts& counts) {
     AddSteps(bits, 0, PlacesOfTile(planes), counts, [&] {
       if constexpr (kMayAdd) FindPixels();
-      if constexpr (MakesBits(kFinish)) {
+      if constexpr (kMakesBits) {
         if (patch + 1 >= this->patches) LetSuccessorsStart();
         if (bits.added_planes > 0) FetchAdded();
       } else if (kMayAdd && bits.added_planes > 0) {

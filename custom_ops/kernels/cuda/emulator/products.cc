@@ -16,15 +16,17 @@ void LoadRow(uint64_t descriptor, int row, uint8_t (&out)[kWarp]) {
   const auto field = [&](int bit) { return static_cast<int>(descriptor >> bit & kField) * kChunk; };
   const int leading = field(16), stride = field(32), layout = static_cast<int>(descriptor >> 62);
   const int place = field(0) - static_cast<int>(kWindowAddress % (1u << kDescriptorBits));
-  uint8_t* const first = current->block->window + place;
-  if (first < current->block->shared || first >= current->block->shared + current->block->shared_bytes)
-    Fail("the matrix of a wgmma lies outside of dynamic shared memory");
+  const Block& block = *current->block;
+  uint8_t* const first = block.window + place;
   constexpr int kSpans[] = {0, 128, 64, 32};
   const int span = kSpans[layout];
   for (int chunk = 0; chunk < kWarp / kChunk; ++chunk) {
     uint8_t* const plain = first + row / 8 * stride +
                            (span == 0 ? row % 8 * kChunk + chunk * leading : row % 8 * span + chunk * kChunk);
-    std::memcpy(out + chunk * kChunk, Swizzled(plain, span), kChunk);
+    const uint8_t* const from = Swizzled(plain, span);
+    if (from < block.shared || from + kChunk > block.shared + block.shared_bytes)
+      Fail("the matrix of a wgmma lies outside of dynamic shared memory");
+    std::memcpy(out + chunk * kChunk, from, kChunk);
   }
 }
 

@@ -762,7 +762,9 @@ void TestBits() {
   problem.x = {2, Encoding::kUnsigned};
   problem.w_bits.fit = 1;
   Expect(kBitsRow.refuse(problem, hopper).empty(), "w1a2");
-  Expect(RankConfigs(problem, hopper).front().kernel == &kBitsRow, "an eighth of the products");
+  ConvProblem of_planes = problem;
+  of_planes.planes.x = 2;
+  Expect(RankConfigs(of_planes, hopper).front().kernel == &kBitsRow, "an eighth of the products");
   for (const Device& device : Devices()) {
     Expect(kBitsRow.refuse(problem, device).empty() == (device.capability == 90), device.name);
   }
