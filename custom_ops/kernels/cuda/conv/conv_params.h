@@ -304,8 +304,8 @@ struct SumsParams {
   bool in_registers = false;       // the epilogue runs on the sums in registers
   bool requantizes_fours = false;  // else the same on four sums from shared memory, else one at a time
   int splits = 1, split_shift = 0;
-  int exchange_offset = 0;     // where the blocks of a cluster meet in dynamic shared memory
-  int sharing = 1;             // blocks of a cluster that have the same pixels, and fetch each once for all
+  int exchange_offset = 0;  // where the blocks of a cluster meet in dynamic shared memory
+  int sharing = 1;  // 1 or 2 blocks of a cluster that have the same pixels, and fetch each once for all
   int32_t* partial = nullptr;  // [splits][groups][m][n], Split::kWorkspace
 };
 

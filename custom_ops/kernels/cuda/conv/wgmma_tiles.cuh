@@ -84,7 +84,8 @@ struct Tiles {
 
   __device__ __forceinline__ void FetchBoxes() const {
     FetchFirstWeights();
-    const int share = kTileM / p.sharing, rank = static_cast<int>(blockIdx.y) % p.sharing;
+    const int share = p.sharing == 1 ? kTileM : kTileM / 2,
+              rank = static_cast<int>(blockIdx.y) & (p.sharing - 1);  // no division before the first copy
     // A box begins inside; what lies past the last pixel is never stored.
     const PixelPlace place = FirstPixel(p, min(at.m0 + rank * share, p.m - 1));
     const uint32_t boxes = tiles.at + rank * share * kRowBytes;
