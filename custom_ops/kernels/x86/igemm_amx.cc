@@ -284,6 +284,9 @@ const FinishTable& FinishTableOf(const EpilogueView& e) {
 // layers as long.
 constexpr size_t kPieceRows = 8;
 constexpr int kShortRow = 2;  // vectors
+// The first piece does not wait for products that have only begun: after three of many steps it takes VGG-16's
+// convolutions of 128 and 256 channels 0.97 to 0.98 of the time (all of them 0.989; after five 0.998).
+constexpr size_t kMostDelay = 3;
 
 class Waiting {
  public:
@@ -297,7 +300,8 @@ class Waiting {
     pitch_ = pitch;
     count_ = range_ = 0;
     pieces_ = done_ = passed_ = 0;
-    steps_ = steps;
+    delay_ = Least(steps / 6, kMostDelay);
+    steps_ = steps - delay_;
   }
   // Rows [row, row + count) of the sums belong to the pixels of y from `pixel` on.
   void Add(size_t row, size_t pixel, size_t count) {
@@ -329,7 +333,8 @@ class Waiting {
   }
   // After a step of the products.
   void Step(const IgemmBlock& b) {
-    for (++passed_; done_ < pieces_ && done_ * steps_ < pieces_ * passed_;) Piece(b);
+    if (++passed_ <= delay_) return;
+    while (done_ < pieces_ && done_ * steps_ < pieces_ * (passed_ - delay_)) Piece(b);
   }
   void End(const IgemmBlock& b) {
     while (done_ < pieces_) Piece(b);
@@ -361,7 +366,7 @@ class Waiting {
   size_t pitch_ = 0;
   Range ranges_[2 * kTileRows];  // of two tiles; a column may be as narrow as a pixel
   size_t count_ = 0, range_ = 0;
-  size_t pieces_ = 0, done_ = 0, steps_ = 1, passed_ = 0;
+  size_t pieces_ = 0, done_ = 0, steps_ = 1, delay_ = 0, passed_ = 0;
   alignas(64) uint8_t residuals_[2 * kTileRows * kMaxVectors * kLanes];
 };
 
