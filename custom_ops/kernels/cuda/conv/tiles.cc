@@ -56,7 +56,7 @@ bool Fits(const ConvProblem& problem, const ConvConfig& config, const Device& de
   return IsWgmma(config) || problem.vector16 || (config.tile_m == 64 && config.tile_n == 64);
 }
 
-// Whether two blocks may fetch pixels for each other. Of smaller tiles several share a multiprocessor, and wait for two.
+// Whether two blocks may fetch pixels for each other. Smaller tiles have less to share than they wait.
 bool MayMulticast(const ConvProblem& problem, const ConvConfig& config) {
   return config.boxes && config.splits == 1 && config.tile_m * config.tile_n >= 64 * 128 &&
          CeilDiv(problem.n, config.tile_n) % 2 == 0 && !IsLeftOut("multicast");
