@@ -1,8 +1,8 @@
 // Convolutions of few channels in float32: what they write, not what they read or multiply, takes their time.
 //
 // A block has a band of an image in shared memory, every channel of it, and the weights of some outputs. A thread makes four
-// outputs side by side of one line or two, of eight channels at a time: their windows share what a line of the band has in
-// registers, and a weight is read once by a whole warp. The sums are those of one slice (SumSlices), front to back.
+// outputs side by side, of eight channels at a time: their windows share what a line of the band has in registers, and a
+// weight is read once by a whole warp. The sums are those of one slice (SumSlices), front to back.
 #pragma once
 
 #include "kernels/cuda/nodes/float_tiles.cuh"
@@ -12,15 +12,12 @@ namespace lowbit::cuda {
 struct BandParams : SplitParams {
   const float* weights = nullptr;  // [k][pitch]
   int pitch = 0;
-  int fours = 0;                             // outputs side by side of a strip, which goes down a whole image
-  int strips = 0, strip_units = 0;           // of an image; of a strip: what a thread makes, line by line
-  int units = 0;                             // of a band, whose first and last line may be there in part
-  bool has_two_lines = false;                // a unit is four outputs of two lines
-  bool is_alone = false;                     // one channel, of square windows, makes floats
-  int pixels = 0, pixel_lines = 0;           // that a band reads, of each channel; from line to line
+  int fours = 0, lines = 0;                  // of a band: outputs side by side, lines of them
+  int pixels = 0, pixel_lines = 0;           // that they read, of each channel; from line to line
+  int bands_across = 0;                      // of an image
   int outputs = 0;                           // of a block, a multiple of kBandOutputs
   QuantizerGrid grid;                        // of codes
-  FastDivisor by_fours, by_across, by_down;  // strips across, bands down
+  FastDivisor by_fours, by_across, by_down;  // bands: across, down
 };
 
 inline constexpr int kBandBlock = 128, kBandOutputs = 8;
@@ -78,13 +75,9 @@ __device__ __forceinline__ void StoreBandCodes(const BandParams& p, const BandSu
   }
 }
 
-// One channel of square windows is a kernel's own: it knows how much there is to multiply, so that many loads are under way.
-enum class BandWindow : uint8_t { kAny, kAlone, kAloneTwoLines };
-
-template <int kWidth, int kStride, bool kToCodes, BandWindow kWindow>
+template <int kWidth, int kStride, bool kToCodes>
 __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ BandParams p) {
   LOWBIT_DYNAMIC_SHARED(shared, 128);
-  constexpr int kLines = kWindow == BandWindow::kAloneTwoLines ? 2 : 1;
   float* const weights = reinterpret_cast<float*>(shared);  // [k][outputs]
   float* const bias = weights + p.k * p.outputs;            // [outputs]
   float* const band = bias + p.outputs;                     // [channels][pixel_lines][pixels]
@@ -102,9 +95,7 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
   }
   const auto [strip, across] = Divided(blockIdx.x, p.by_across);
   const auto [image, down] = Divided(strip, p.by_down);
-  const int unit0 = static_cast<int>(down) * p.units;
-  const int line0 = static_cast<int>(Divided(static_cast<unsigned>(unit0), p.by_fours).quotient) * kLines;
-  const int column0 = static_cast<int>(across) * p.fours * 4;
+  const int line0 = static_cast<int>(down) * p.lines, column0 = static_cast<int>(across) * p.fours * 4;
   const int in_h = static_cast<int>(p.windows.h.in), in_w = static_cast<int>(p.windows.w.in);
   const int top = line0 * static_cast<int>(p.windows.h.stride) - static_cast<int>(p.windows.h.pad_begin);
   const int left = column0 * kStride - static_cast<int>(p.windows.w.pad_begin);
@@ -126,69 +117,52 @@ __global__ void __launch_bounds__(kBandBlock) ConvBands(const __grid_constant__ 
   __syncthreads();
   LetSuccessorsStart();
 
-  const auto [group, four] = Divided(static_cast<unsigned>(unit0 + tid), p.by_fours);
+  const auto [line, four] = Divided(threadIdx.x, p.by_fours);
   const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
-  const int y = static_cast<int>(group) * kLines, x = column0 + static_cast<int>(four) * 4;
-  if (tid >= p.units || unit0 + tid >= p.strip_units || x >= out_w) return;
+  const int y = line0 + static_cast<int>(line), x = column0 + static_cast<int>(four) * 4;
+  if (static_cast<int>(line) >= p.lines || y >= out_h || x >= out_w) return;
   const float* const windows =
-      band + (y - line0) * static_cast<int>(p.windows.h.stride) * p.pixels + four * 4 * kStride;
-  const int channels = kWindow == BandWindow::kAny ? p.channels : 1;
-  const int kernel_h = kWindow == BandWindow::kAny ? static_cast<int>(p.windows.h.kernel) : kWidth;
-  constexpr int kUnrolled = kWindow == BandWindow::kAny ? 1 : kWidth;
+      band + static_cast<int>(line * p.windows.h.stride) * p.pixels + four * 4 * kStride;
+  const int kernel_h = static_cast<int>(p.windows.h.kernel);
 #pragma unroll 1
   for (int output = 0; output < p.outputs && output0 + output < p.rows; output += kBandOutputs) {
-    BandSums sums[kLines] = {};
+    float sums[kBandOutputs][4] = {};
     const float* w_of = weights + output;
 #pragma unroll 1
-    for (int channel = 0; channel < channels; ++channel, w_of += kernel_h * kWidth * p.outputs) {
+    for (int channel = 0; channel < p.channels; ++channel) {
       const float* line_of = windows + channel * p.pixel_lines * p.pixels;
-      constexpr int kFours = kSpan<kWidth, kStride> / 4;
-      float4 pixels[kLines]
-                   [kFours];  // line `ty` of the windows of line `l` is the one that (ty + l) % kLines has
-      const auto load = [&](int line) {
+#pragma unroll 1
+      for (int ty = 0; ty < kernel_h; ++ty, line_of += p.pixels) {
+        float4 pixels[kSpan<kWidth, kStride> / 4];
 #pragma unroll
-        for (int i = 0; i < kFours; ++i) {
-          pixels[line % kLines][i] = reinterpret_cast<const float4*>(line_of + line * p.pixels)[i];
+        for (int i = 0; i < kSpan<kWidth, kStride> / 4; ++i) {
+          pixels[i] = reinterpret_cast<const float4*>(line_of)[i];
         }
-      };
-      if constexpr (kLines == 2) load(0);
-#pragma unroll kUnrolled
-      for (int ty = 0; ty < kernel_h; ++ty) {
-        load(ty + kLines - 1);
 #pragma unroll
-        for (int tx = 0; tx < kWidth; ++tx) {
-          const float* const of_tap = w_of + (ty * kWidth + tx) * p.outputs;
+        for (int tx = 0; tx < kWidth; ++tx, w_of += p.outputs) {
           float4 w[kBandOutputs / 4];
 #pragma unroll
-          for (int i = 0; i < kBandOutputs / 4; ++i) w[i] = reinterpret_cast<const float4*>(of_tap)[i];
+          for (int i = 0; i < kBandOutputs / 4; ++i) w[i] = reinterpret_cast<const float4*>(w_of)[i];
 #pragma unroll
-          for (int l = 0; l < kLines; ++l) {
+          for (int i = 0; i < kBandOutputs; ++i) {
 #pragma unroll
-            for (int i = 0; i < kBandOutputs; ++i) {
-#pragma unroll
-              for (int j = 0; j < 4; ++j) {
-                const int at = j * kStride + tx;
-                sums[l][i][j] =
-                    __fmaf_rn(ElementOf(w[i / 4], i % 4),
-                              ElementOf(pixels[(ty + l) % kLines][at / 4], at % 4), sums[l][i][j]);
-              }
+            for (int j = 0; j < 4; ++j) {
+              const int at = j * kStride + tx;
+              sums[i][j] =
+                  __fmaf_rn(ElementOf(w[i / 4], i % 4), ElementOf(pixels[at / 4], at % 4), sums[i][j]);
             }
           }
         }
       }
     }
-#pragma unroll
-    for (int l = 0; l < kLines; ++l) {
-      if (y + l >= out_h) break;
-      if constexpr (kToCodes) {
-        StoreBandCodes(p, sums[l], bias + output, output0 + output,
-                       (int64_t{image} * out_h + y + l) * out_w + x, out_w - x);
-      } else {
-        const int64_t plane = int64_t{out_h} * out_w;
-        StoreBandFloats(p, sums[l], bias + output, output0 + output,
-                        (int64_t{image} * p.rows + output0 + output) * plane + int64_t{y + l} * out_w + x,
-                        plane, out_w - x);
-      }
+    if constexpr (kToCodes) {
+      StoreBandCodes(p, sums, bias + output, output0 + output, (int64_t{image} * out_h + y) * out_w + x,
+                     out_w - x);
+    } else {
+      const int64_t plane = int64_t{out_h} * out_w;
+      StoreBandFloats(p, sums, bias + output, output0 + output,
+                      (int64_t{image} * p.rows + output0 + output) * plane + int64_t{y} * out_w + x, plane,
+                      out_w - x);
     }
   }
 }
@@ -219,44 +193,8 @@ bool WithBandWindow(const Windows& windows, const Fn& fn) {
   return found;
 }
 
-// Sets the bands of so many units and outputs; false where a block has no room for one.
-inline bool SetBands(BandParams& p, int units, int outputs, const Device& device) {
-  const WindowDim& h = p.windows.h;
-  const int lines = p.has_two_lines ? 2 : 1;
-  p.units = units;
-  p.outputs = outputs;
-  p.strip_units = static_cast<int>(BlocksFor(h.out, lines)) * p.fours;
-  const int64_t groups = units % p.fours == 0 ? units / p.fours : (units - 2) / p.fours + 2;
-  const int64_t pixel_lines = (groups * lines - 1) * h.stride + h.kernel;
-  if (pixel_lines > device.shared_bytes) return false;
-  p.pixel_lines = static_cast<int>(pixel_lines);
-  p.by_down = MakeDivisor(BlocksFor(p.strip_units, units));
-  return BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
-}
-
-inline int64_t BandsOfImages(const BandParams& p) {
-  return p.columns / (p.windows.h.out * p.windows.w.out) * p.by_down.divisor * p.strips;
-}
-
-// About how many clocks bands of one channel take. A multiprocessor's blocks multiply and store at the same time, but for the
-// products of the first outputs and the stores of the last ones. Fitted to maps of 28x28 to 1024x1024, 3x3 and 5x5 windows, on
-// an H100: what is cheapest of 8, 16 and 32 outputs takes at most 1.03 times what the best one takes.
-inline double CostOfBands(const BandParams& p, const Device& device) {
-  constexpr double kBlock = 600, kBytes = 2200;  // of a block; stored in a clock by all multiprocessors
-  constexpr int kSchedulers = 4;
-  const double blocks = static_cast<double>(BandsOfImages(p)) * BlocksFor(p.rows, p.outputs);
-  const double each = std::ceil(blocks / device.multiprocessors);
-  const double warps = each * kBandBlock / (kWarp * kSchedulers);
-  const double rate = p.has_two_lines ? 128 * warps / (warps + 1) : 102 * warps / (warps + 0.5);
-  const double products = each * kBandBlock * p.outputs * (p.has_two_lines ? 2 : 1) * 4.0 * p.k / rate;
-  const double stores = p.count * sizeof(float) / kBytes * std::max(1.0, device.multiprocessors / blocks);
-  const double groups = p.outputs / kBandOutputs;
-  return each * kBlock + products / groups + std::max(products, stores) * (groups - 1) / groups +
-         stores / groups;
-}
-
 // Sets how a convolution is cut into bands; false where it cannot be, or has several slices.
-inline bool CutIntoBands(BandParams& p, const Device& device, bool to_codes) {
+inline bool CutIntoBands(BandParams& p, const Device& device) {
   const WindowDim &h = p.windows.h, &w = p.windows.w;
   if (p.groups > 1 || p.channels > kMostFewChannels || p.slices > 1 || h.dilation > 1 || w.dilation > 1)
     return false;
@@ -265,44 +203,27 @@ inline bool CutIntoBands(BandParams& p, const Device& device, bool to_codes) {
       WithBandWindow(p.windows, [&](auto width, auto stride) { span = kSpan<width(), stride()>; });
   if (!found || p.count == 0 || !IsNear(p)) return false;
   const auto fours = static_cast<int>(BlocksFor(w.out, 4));
-  p.strips = static_cast<int>(BlocksFor(fours, kWarp));
-  p.fours = static_cast<int>(BlocksFor(fours, p.strips));
+  p.bands_across = static_cast<int>(BlocksFor(fours, kWarp));
+  p.fours = static_cast<int>(BlocksFor(fours, p.bands_across));
+  // As many lines as there are threads for, and equally many in all bands.
+  const auto down = BlocksFor(h.out, kBandBlock / p.fours);
+  p.lines = static_cast<int>(BlocksFor(h.out, down));
   p.pixels = (p.fours - 1) * 4 * static_cast<int>(w.stride) + span;
+  const int64_t pixel_lines = (p.lines - 1) * h.stride + h.kernel;
+  if (pixel_lines > device.shared_bytes) return false;
+  p.pixel_lines = static_cast<int>(pixel_lines);
   p.by_fours = MakeDivisor(p.fours);
-  p.by_across = MakeDivisor(p.strips);
-  p.is_alone = !to_codes && p.channels == 1 && h.kernel == w.kernel && h.kernel > 1;
-  constexpr int kMostEights = 8, kMostEightsAlone = 4;
-  const auto eights = static_cast<int>(BlocksFor(p.rows, kBandOutputs));
-  const auto is_possible = [](const BandParams& bands) {
-    constexpr int64_t kMostBands = int64_t{1} << 30;
-    return BandsOfImages(bands) < kMostBands && BlocksFor(bands.rows, bands.outputs) <= kMostGridRows;
-  };
-  if (!p.is_alone) {
-    // As many lines as there are threads for, and equally many in all bands; as many outputs as leave every multiprocessor
-    // four blocks, and their weights room for as many there.
-    const auto lines = BlocksFor(h.out, BlocksFor(h.out, kBandBlock / p.fours));
-    if (!SetBands(p, static_cast<int>(lines) * p.fours, kBandOutputs, device)) return false;
-    const auto parts =
-        std::min<int64_t>(BlocksFor(int64_t{4} * device.multiprocessors, BandsOfImages(p)), eights);
-    p.outputs = std::min(static_cast<int>(BlocksFor(eights, parts)), kMostEights) * kBandOutputs;
-    return BandBytes(p) <= static_cast<size_t>(device.shared_bytes) && is_possible(p);
-  }
-  // Two lines share what they read; they pay where their bands alone are enough for all multiprocessors.
-  p.has_two_lines = h.stride == 1 && w.stride == 1;
-  if (p.has_two_lines) {
-    p.has_two_lines =
-        SetBands(p, kBandBlock, kBandOutputs, device) && BandsOfImages(p) >= device.multiprocessors;
-  }
-  double least = std::numeric_limits<double>::infinity();
-  BandParams best;
-  for (int each = 1; each <= std::min(eights, kMostEightsAlone); each *= 2) {
-    if (!SetBands(p, kBandBlock, each * kBandOutputs, device) || !is_possible(p)) continue;
-    const double cost = CostOfBands(p, device);
-    if (cost < least) least = cost, best = p;
-  }
-  if (std::isinf(least)) return false;
-  p = best;
-  return true;
+  p.by_across = MakeDivisor(p.bands_across);
+  p.by_down = MakeDivisor(down);
+  // As many outputs as leave every multiprocessor four blocks, and their weights room for as many there.
+  constexpr int64_t kMostEights = 8;
+  const int64_t bands = p.columns / (h.out * w.out) * down * p.bands_across;
+  const int64_t eights = BlocksFor(p.rows, kBandOutputs);
+  const int64_t parts = std::min<int64_t>(BlocksFor(int64_t{4} * device.multiprocessors, bands), eights);
+  p.outputs = static_cast<int>(std::min<int64_t>(BlocksFor(eights, parts), kMostEights)) * kBandOutputs;
+  constexpr int64_t kMostBands = int64_t{1} << 30;
+  return bands < kMostBands && BlocksFor(p.rows, p.outputs) <= kMostGridRows &&
+         BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
 }
 
 inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device,
@@ -311,27 +232,20 @@ inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry
     // Four floats of a line, or codes of a pixel.
     p.stores_fours = to_codes ? p.rows % 4 == 0 && CommonUnit({p.y}) >= 4
                               : p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
-    const dim3 grid(static_cast<unsigned>(BandsOfImages(p)), BlocksFor(p.rows, p.outputs));
-    const LaunchShape shape{grid, kBandBlock, static_cast<int>(BandBytes(p))};
     WithBandWindow(p.windows, [&](auto width, auto stride) {
-      const auto launch_of = [&](auto codes, auto window) {
-        run.Check(LaunchKernel<ConvBands<width(), stride(), codes(), window()>>(run.queue, device, shape, p));
-      };
-      using Window = BandWindow;
-      if (to_codes) return launch_of(std::true_type(), std::integral_constant<Window, Window::kAny>());
-      if (!p.is_alone) return launch_of(std::false_type(), std::integral_constant<Window, Window::kAny>());
-      if constexpr (width() > 1) {
-        if (!p.has_two_lines)
-          return launch_of(std::false_type(), std::integral_constant<Window, Window::kAlone>());
-      }
-      if constexpr (width() > 1 && stride() == 1) {
-        launch_of(std::false_type(), std::integral_constant<Window, Window::kAloneTwoLines>());
-      }
+      std::visit(
+          [&](auto codes) {
+            const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
+            const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
+                            BlocksFor(p.rows, p.outputs));
+            const LaunchShape shape{grid, kBandBlock, static_cast<int>(BandBytes(p))};
+            run.Check(LaunchKernel<ConvBands<width(), stride(), codes()>>(run.queue, device, shape, p));
+          },
+          OneOf(to_codes));
     });
   };
-  return MakeKernelPlan(name + (to_codes ? " to codes" : "") + " bands " + std::to_string(geometry.units) +
-                            "x" + (geometry.has_two_lines ? "8" : "4") + " outputs " +
-                            std::to_string(geometry.outputs),
+  return MakeKernelPlan(name + (to_codes ? " to codes" : "") + " bands " + std::to_string(geometry.lines) +
+                            "x" + std::to_string(4 * geometry.fours),
                         geometry, launch);
 }
 

@@ -335,11 +335,11 @@ std::vector<float> PackWeights(const FloatParams& p, const std::vector<float>& w
 constexpr int kMostBandProducts = 128;
 
 // How a convolution is cut into bands, if it is.
-std::optional<BandParams> BandsOf(const FloatParams& p, const Device& device, bool to_codes,
+std::optional<BandParams> BandsOf(const FloatParams& p, const Device& device,
                                   const FloatTiling& tiling = {}) {
   BandParams bands{p, p.weights, p.pitch};
   bands.slices = CheapestSlices<Tiles, ConvColumn>(p, tiling.slices);
-  if (tiling.tile >= 0 || !CutIntoBands(bands, device, to_codes)) return std::nullopt;
+  if (tiling.tile >= 0 || !CutIntoBands(bands, device)) return std::nullopt;
   return bands;
 }
 
@@ -353,7 +353,7 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
       return MakeKernelPlan(std::string(name) + " narrow", geometry, LaunchNarrow);
     }
     if constexpr (!kStoresColumns<Column>) {
-      auto bands = BandsOf(geometry, device, to_codes, tiling);
+      auto bands = BandsOf(geometry, device, tiling);
       if (bands && (to_codes || geometry.k <= kMostBandProducts)) {
         bands->grid = grid;
         return PlanBands(name, *bands, device, to_codes);
@@ -409,7 +409,7 @@ PackedNodePtr PackToCodes(const FloatConvOp& op, const Device& device, const Lim
 bool MakesCodes(const FloatConvOp& op, const TensorShape& x, const TensorShape& y, const Device& device) {
   FloatParams p = Described(op, {});
   SetShapes(op, x, y, p);
-  return !IsNarrow<ConvColumn>(p) && BandsOf(p, device, true).has_value();
+  return !IsNarrow<ConvColumn>(p) && BandsOf(p, device).has_value();
 }
 
 PackedNodePtr Pack(const FloatGemmOp& op, const Device& device, FloatPrecision precision,

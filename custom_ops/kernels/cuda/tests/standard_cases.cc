@@ -661,11 +661,6 @@ Case MakeConv(Draw& draw) {
   if (has_patches) planes = {1, op.in_channels, draw.Int(1, 30), draw.Int(13, 30)};
   if (has_few_channels && draw.Coin(0.3)) {
     op.window.spatial = 2;
-    if (draw.Coin()) {  // one channel of square windows
-      op.in_channels = 1;
-      op.window.kernel[1] = op.window.kernel[2] = 2 * draw.Int(1, 3) + 1;
-      op.window.stride[1] = op.window.stride[2] = draw.Int(1, 2);
-    }
     op.out_channels = draw.Int(1, 40);
     planes = {draw.Int(1, 2), op.in_channels, draw.Int(1, 12), draw.Int(20, 300)};
   }
