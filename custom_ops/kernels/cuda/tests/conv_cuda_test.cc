@@ -283,7 +283,8 @@ class Generator : public cuda::Draws {
     Values(node.spec);
     if (kind == "flat bits" && Coin(0.8))
       node.spec.w_zero_point.assign(node.spec.w_zero_point.size(), node.spec.w_zero_point.front());
-    while (kind == "bipolar" && !IsBipolar(node.spec)) Operands(node.spec);
+    // One draw in some twenty is; under some pads none may be, whatever is drawn.
+    for (int i = 0; kind == "bipolar" && i < 200 && !IsBipolar(node.spec); ++i) Operands(node.spec);
     if (kind == "planes" && Coin(0.7)) {  // which are rare among the others
       ConvSpec& spec = node.spec;
       spec.x = {static_cast<int>(Int(1, 2)), Encoding::kUnsigned};
