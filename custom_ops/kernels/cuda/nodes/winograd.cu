@@ -42,25 +42,12 @@ static_assert(kPoints * kPassRows * kPassPitch <= kStageFloats && kPassRows * kS
 constexpr int kPairs = kRows * kSquares;  // of an output and a square
 constexpr int kReceived = kPairs * kMade * kMade;
 
-// Where a square lies.
-struct Square {
-  int image, y, x;  // of the first output
-
-  __device__ __forceinline__ Square(const WinogradParams& p, int number) {
-    const auto [line, across] = Divided(static_cast<unsigned>(number), p.by_across);
-    const auto [plane, down] = Divided(line, p.by_down);
-    image = static_cast<int>(plane);
-    y = static_cast<int>(down) * kMade;
-    x = static_cast<int>(across) * kMade;
-  }
-};
-
 // A thread's line of a square, of every kDepth-th channel; of outside the image zeros.
 class Line {
  public:
   __device__ __forceinline__ Line(const WinogradParams& p, int square, int channel0)
       : p_(p), channel_(channel0 + static_cast<int>(threadIdx.x) / (kSide * kSquares)) {
-    const Square of(p, min(square, p.squares - 1));
+    const SquarePlace of(p, static_cast<unsigned>(min(square, p.squares - 1)), kMade);
     const int in_h = static_cast<int>(p.windows.h.in), in_w = static_cast<int>(p.windows.w.in);
     const int y = of.y - static_cast<int>(p.windows.h.pad_begin) + static_cast<int>(threadIdx.x) % kSide;
     const int x = of.x - static_cast<int>(p.windows.w.pad_begin);
@@ -112,7 +99,7 @@ __device__ __forceinline__ int RowOfPair(int pair) {
 __device__ __forceinline__ void StoreSquare(const WinogradParams& p, float* y, int row, int square,
                                             const Fours& sums) {
   if (row >= p.rows || square >= p.squares) return;
-  const Square of(p, square);
+  const SquarePlace of(p, static_cast<unsigned>(square), kMade);
   StoreOutputs(p, y, p.bias == nullptr ? nullptr : p.bias + row, row, of.image, of.y, of.x, sums);
 }
 

@@ -23,6 +23,19 @@ struct WinogradParams : SplitParams {
   bool stores_pairs = false;       // two outputs side by side begin at 8 bytes, and are both there
 };
 
+// Where a square lies, or a patch, of so many outputs a side.
+struct SquarePlace {
+  int image, y, x;  // of the first output
+
+  __device__ __forceinline__ SquarePlace(const WinogradParams& p, unsigned number, int side) {
+    const auto [line, across] = Divided(number, p.by_across);
+    const auto [plane, down] = Divided(line, p.by_down);
+    image = static_cast<int>(plane);
+    y = static_cast<int>(down) * side;
+    x = static_cast<int>(across) * side;
+  }
+};
+
 // Channels of a slice: the first one, and behind the last one.
 __device__ __forceinline__ int FirstChannelOf(const WinogradParams& p, int slice) {
   return static_cast<int>(static_cast<unsigned>(slice) * (p.depth / kSliceChannels) / p.slices) *

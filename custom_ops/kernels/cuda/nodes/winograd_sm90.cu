@@ -80,23 +80,11 @@ __device__ __forceinline__ int PlaceOf(int line, int column) {
   return line / 4 * kHalfPitch + 4 * column + line % 4;
 }
 
-// Where a patch lies.
-struct Patch {
-  int image, y, x;  // of the first output
-
-  __device__ __forceinline__ explicit Patch(const WinogradParams& p) {
-    const auto [line, across] = Divided(blockIdx.x, p.by_across);
-    const auto [plane, down] = Divided(line, p.by_down);
-    image = static_cast<int>(plane);
-    y = static_cast<int>(down) * kPatch;
-    x = static_cast<int>(across) * kPatch;
-  }
-};
-
 // A producer's copies of the pixels of a patch, every second line of a lane's; of outside the image zeros.
 class PixelCopies {
  public:
-  __device__ __forceinline__ PixelCopies(const WinogradParams& p, const Patch& patch, int lane, uint32_t to)
+  __device__ __forceinline__ PixelCopies(const WinogradParams& p, const SquarePlace& patch, int lane,
+                                         uint32_t to)
       : p_(p), in_w_(static_cast<int>(p.windows.w.in)) {
     const int in_h = static_cast<int>(p.windows.h.in);
     const int line = lane / kLines, column = lane % kLines;
@@ -291,7 +279,7 @@ __global__ void __launch_bounds__(T::kBlock, 1) WinogradPatches(const __grid_con
   if (tid == 0) {
     for (int step = 0; step < min(T::kStages, steps); ++step) fetch_weights(step);
   }
-  const Patch patch(p);
+  const SquarePlace patch(p, blockIdx.x, kPatch);
   WaitForPredecessors();
 
   if (warp >= T::kConsumers) {
@@ -432,8 +420,7 @@ double CostOfPatches(const WinogradParams& of_squares, int slices) {
 
 PackedNodePtr PackPatches(const FloatConvOp& op, const WinogradParams& shared, const Device& device,
                           const WinogradTiling& tiling) {
-  const auto plan = [=](const WinogradParams& geometry) {
-    WinogradParams p = geometry;
+  const auto plan = [=](WinogradParams p) {
     CutInto(kPatch, p);
     p.blocks = p.slices = SlicesOfSquares(p, tiling.slices);
     const int tile = tiling.tile >= 0 ? tiling.tile : CheapestPatches(p, p.slices).first;
