@@ -52,7 +52,7 @@ constexpr bool MakesBits(Finish finish) {
   return finish == Finish::kPlanesSteps || finish == Finish::kPlanesAdding;
 }
 // Tiles of a patch, one for each warpgroup: as many as registers allow.
-// makes_bits: MakesBits (BitsParams::has_steps, combines).
+// makes_bits: MakesBits (BitsParams::combines).
 constexpr int MaxBitTiles(int tile_n, bool makes_bits) { return tile_n <= 64 ? 4 : makes_bits ? 3 : 2; }
 
 // step[i]: of each step, where the first word's place is from that of the tile, and how much further the second

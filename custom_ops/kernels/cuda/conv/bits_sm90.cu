@@ -250,8 +250,7 @@ cudaError_t LaunchPackPlanes(const PackPlanesParams& p, const LaunchOptions& opt
 cudaError_t LaunchBits(const BitsParams& p, const ConvConfig& config, const LaunchOptions& options) {
   if (p.stages < 1 || p.stages > kMaxBitSlots || p.slots < 0 || p.slots > kMaxBitSlots ||
       p.patch_rows > kMaxHaloRows || p.k_tiles > kMaxBitWeights || p.epilogue.sums == SumForm::kInteger ||
-      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.has_steps || p.combines) ||
-      (p.w_planes > 1 && p.x_bits == 1)) {
+      config.tile_m / 64 > MaxBitTiles(config.tile_n, p.combines) || (p.w_planes > 1 && p.x_bits == 1)) {
     return cudaErrorInvalidValue;
   }
   return std::visit(

@@ -48,9 +48,8 @@ struct ConvProblem {
   // The code of real zero as the tile kernels see the input. kNoCode: none is, and what lies outside of the
   // image is read as 0 and made good for (borders).
   int32_t zero = 0;
-  bool is_bits = false;    // of a zero point of 1/2 (OfBits)
-  bool borders = false;    // EpilogueParams::border
-  bool has_steps = false;  // EpilogueParams::steps, by which codes of one bit are told
+  bool is_bits = false;  // of a zero point of 1/2 (OfBits)
+  bool borders = false;  // EpilogueParams::border
   // How many codes there are before any residual, where sums are floats that lie on lines, in all channels, and these
   // begin with 0 or there are steps; else 0.
   int64_t codes_on_lines = 0;

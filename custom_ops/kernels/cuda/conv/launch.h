@@ -175,7 +175,7 @@ cudaError_t LaunchTiled(const Params& p, const ConvConfig& config, const LaunchO
   const int m_tiles = (p.m + config.tile_m - 1) / config.tile_m;
   return LaunchKernel<kKernel>(options,
                                {Dim(m_tiles, p.n_tiles * p.groups, p.splits), threads, options.shared_bytes,
-                                Dim(1, config.multicast ? 2 : 1, cluster ? config.splits : 1)},
+                                Dim(1, p.sharing, cluster ? config.splits : 1)},
                                p, cluster, more...);
 }
 

@@ -437,7 +437,6 @@ ConvProblem PackedConv::Problem(const ConvShape& shape, bool has_places, const T
   problem.residual = epilogue_.has_residual;
   // Whatever the tail, what adds up codes finishes it behind shared memory.
   problem.boxes = problem.tiled && boxes_ && (!problem.integers_of_tail || has_w_zero_);
-  problem.has_steps = epilogue_.steps != nullptr && !borders_;
   const bool may_be_bits = epilogue_.has_residual || epilogue_.steps != nullptr || epilogue_.line_base == 0;
   if (problem.requantizes && sum_form_ == SumForm::kFloat && (epilogue_.on_lines || float_lines_) &&
       !epilogue_.lacks_lines && !borders_ && may_be_bits)
