@@ -281,7 +281,7 @@ def _row(op: str, count: int) -> onnx.ModelProto:
     return g.proto()
 
 
-# Python's own limit of recursion is 1,000; in the native part there is nothing to find that is so deep.
+# Python's own limit of recursion is 1,000.
 _LONG = 1_100
 
 
