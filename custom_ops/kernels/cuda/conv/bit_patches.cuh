@@ -1,6 +1,7 @@
 // What bits_sm90.cu and bit_pair_sm90.cu share: patches of planes, products of words, and what becomes of the counts.
 #pragma once
 
+#include "kernels/cuda/conv/bit_codes.cuh"
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/halo_patches.cuh"
 
@@ -18,11 +19,9 @@ struct BitProducts
       Patches::tile, Patches::tiles, Patches::weights;
   static constexpr int kRowsBytes = kTileN * kBitRowBytes, kOnesBytes = kOnesRows * kBitRowBytes,
                        kStepBytes = BitStepBytes(kTileN);
-  // Of all planes; behind a thread's sums of channels those of rows of ones.
-  using Counts = int[kSums + kOnesRows / 2];
-  // Of a tile, where it has no whole one half of a word.
-  static constexpr int kWords = (kTileN + kPlaneChannels - 1) / kPlaneChannels,
-                       kHalves = kTileN % kPlaneChannels == 0 ? 2 : 1;
+  using Tile = BitTile<kTileN, kBits>;
+  using Counts = typename Tile::Counts;
+  static constexpr int kWords = Tile::kWords, kHalves = Tile::kHalves;
   static constexpr bool kMakesBits = MakesBits(kFinish), kMayAdd = kMakesBits ||
                                                                    kFinish == Finish::kFloatsAdding ||
                                                                    kFinish == Finish::kWordsTailOnLine;
@@ -71,8 +70,7 @@ struct BitProducts
       }
     });
   }
-  // A thread's parts of words of codes.
-  using Codes = unsigned[2][kWords][kBits];
+  using Codes = typename Tile::Codes;
   // Of both products, the shortcut's last. after(): once nothing is read of the planes any more.
   template <typename F>
   __device__ __forceinline__ void MakeBoth(int planes, const F& after) {
@@ -92,7 +90,8 @@ struct BitProducts
       unsigned falls[kWords];
 #pragma unroll
       for (int word = 0; word < kWords; ++word) falls[word] = is_last ? shortcut_flips[word] : flips[word];
-      CodesOfSteps(of, counts, [&](int of_tile) { return StepsOfPair(is_last, of_tile); }, falls, codes);
+      Tile::CodesOfSteps(
+          of, counts, [&](int of_tile) { return StepsOfPair(is_last, of_tile); }, falls, codes);
     }
     ForEachPlane([&](int i, int word, int plane) { added[i][word][plane] = codes[i][word][plane]; });
     StoreCombined(own);
@@ -114,12 +113,12 @@ struct BitProducts
   __device__ __forceinline__ void FinishCounts(const Counts& counts) const {
     if constexpr (kFinish == Finish::kPlanesSteps) {
       Codes codes;
-      CodesOfSteps(
+      Tile::CodesOfSteps(
           bits, counts,
           [&](int of_tile) {
             const int at_channel = column + of_tile * 16;
-            return Steps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
-                         *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
+            return FourSteps{*reinterpret_cast<const int4*>(fixed.state.bias + at_channel),
+                             *reinterpret_cast<const int2*>(fixed.state.scale + at_channel)};
           },
           flips, codes);
       StoreCombined(codes);
@@ -157,21 +156,12 @@ struct BitProducts
     BulkCopy(target, of.weights + (i * of.rows + at.n0) * kBitRowBytes, kRowsBytes, barrier);
     BulkCopy(target + kRowsBytes, of.ones + i * kOnesBytes, kOnesBytes, barrier);
   }
-  // Those of four channels: of the first two and the last two, first and second ones, then third ones.
-  struct Steps {
-    int4 first;
-    int2 last;
-    __device__ __forceinline__ int Of(int step, int half) const {
-      const int all[3][2] = {{first.x, first.y}, {first.z, first.w}, {last.x, last.y}};
-      return all[step][half];
-    }
-  };
   // Of a pair's product, of which a block keeps the first and the second ones.
-  __device__ __forceinline__ Steps StepsOfPair(bool is_last, int of_tile) const {
+  __device__ __forceinline__ FourSteps StepsOfPair(bool is_last, int of_tile) const {
     const int at_column = column + of_tile * 16;
     const void* const kept = is_last ? static_cast<const void*>(fixed.state.start + at_column)
                                      : static_cast<const void*>(fixed.state.bias + at_column);
-    Steps steps = {*static_cast<const int4*>(kept), {}};
+    FourSteps steps = {*static_cast<const int4*>(kept), {}};
     if (kBits > 1 && at.n0 + at_column < bits.n) {
       const EpilogueParams& e = (is_last ? shortcut : bits).epilogue;
       steps.last = *reinterpret_cast<const int2*>(e.last_steps + at.n0 + at_column);
@@ -320,62 +310,6 @@ struct BitProducts
     }
   }
 
-  // First codes of counts as steps tell them (BitSteps). steps(i): of a thread's i-th four channels. Two neighbouring
-  // channels' sums are compared at once, and the signs of four are moved at once to where they are in a word
-  // (BitOfChannel): of the two halves of the word, else of the two rows.
-  template <typename F>
-  __device__ __forceinline__ void CodesOfSteps(const BitsParams& of, const Counts& counts, const F& steps,
-                                               const unsigned (&falls)[kWords], Codes& codes) const {
-    constexpr int kSteps = (1 << kBits) - 1,
-                  kTogether = kHalves == 2 ? 2 : 1;  // words that are made together
-    constexpr unsigned kBoth = 0x10001;
-    int of_bit = 1 << of.w_shift;
-    KeepInRegister(of_bit);
-    const unsigned of_rows[] = {kBoth * (counts[kSums] * of.w_lowest + of.sum_offset),
-                                kBoth * (counts[kSums + 2] * of.w_lowest + of.sum_offset)};
-    // Of four channels' half.
-    const auto sums = [&](int of_tile, int half, int i) {
-      const int* const v = counts + 8 * of_tile + 4 * half + 2 * i;
-      return __byte_perm(v[0], v[1], 0x5410) * of_bit + of_rows[i];
-    };
-#pragma unroll
-    for (int word = 0; word < kWords; ++word) {
-      unsigned reached[kTogether][kSteps] = {};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int first = word * kHalves * 4 + j, second = kHalves == 2 ? first + 4 : first;
-        const Steps of_first = steps(first), of_second = kHalves == 2 ? steps(second) : of_first;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const unsigned a = sums(first, half, i), b = sums(second, half, kHalves == 2 ? i : 1);
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-              reached[i][step] |= SignsOfHalves(a + of_first.Of(step, half), b + of_second.Of(step, half)) &
-                                  0x01010101u << (2 * j + half);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const auto& r = reached[kHalves == 2 ? i : 0];
-        // How many steps it has reached.
-        unsigned planes[2] = {r[0], 0};
-        if constexpr (kBits == 2) {
-          planes[0] = r[0] ^ r[1] ^ r[2];
-          planes[1] = r[1];
-        }
-#pragma unroll
-        for (int plane = 0; plane < kBits; ++plane) {
-          const unsigned own = kHalves == 2 ? planes[plane] : planes[plane] >> 16 * i;
-          codes[i][word][plane] = own ^ falls[word];
-        }
-      }
-    }
-  }
-
   // First codes of sums on lines, cut into planes.
   __device__ __forceinline__ void CodesOfSums(const int (&sums)[kSums], Codes& codes) const {
     const EpilogueParams& e = bits.epilogue;
@@ -428,7 +362,7 @@ struct BitProducts
       unsigned y[kBits];
 #pragma unroll
       for (int plane = 0; plane < kBits; ++plane) y[plane] = of[plane];
-      if (!bits.copies) Combine(of, y);
+      if (!bits.copies) CombineBits(bits.products, of, y);
       const bool is_second = channel % kPlaneChannels != 0,
                  is_alone = channel + kPlaneChannels / 2 >= bits.n;  // in its word
 #pragma unroll
@@ -442,21 +376,6 @@ struct BitProducts
         }
       }
     });
-  }
-
-  // BitsParams::products.
-  __device__ __forceinline__ void Combine(const unsigned (&of)[4], unsigned (&y)[kBits]) const {
-    unsigned products[kBitProducts] = {~0u};
-#pragma unroll
-    for (int plane = 0; plane < kBits; ++plane) y[plane] = bits.products[plane][0];
-#pragma unroll
-    for (int i = 1; i < kBitProducts; ++i) {
-      if (kBits == 1 && (i & 0b1010) != 0) continue;
-      const int rest = i & (i - 1), last = i - rest;  // a bit of i
-      products[i] = products[rest] & of[last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : 3];
-#pragma unroll
-      for (int plane = 0; plane < kBits; ++plane) y[plane] ^= bits.products[plane][i] & products[i];
-    }
   }
 };
 

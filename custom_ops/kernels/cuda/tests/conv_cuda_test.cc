@@ -33,6 +33,7 @@
 #include "kernels/cuda/conv/tiles.h"
 #include "kernels/cuda/device/memory.h"
 #include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/bit_blocks.h"
 #include "kernels/cuda/fused/bit_pair.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -81,6 +82,21 @@ TensorPlanes PlanesOf(const ResidualPairCase& pair) {
   const int bits = pair.first.x.bits;
   return {bits, bits, bits};
 }
+
+// Residual blocks in a row, three convolutions each.
+struct BitBlocksCase {
+  std::vector<std::array<ConvSpec, 3>> specs;
+  ConvShape shape;
+
+  cuda::BitBlocks Packed(const cuda::Device& device) const {
+    cuda::BitBlocks blocks{{}, shape};
+    for (const auto& block : specs) {
+      blocks.convs.push_back({cuda::PackConv(block[0], device), cuda::PackConv(block[1], device),
+                              cuda::PackConv(block[2], device)});
+    }
+    return blocks;
+  }
+};
 
 // A function of codes and the convolution that reads what it makes; a Concat in front of both, of tensors of so many
 // channels, or none.
@@ -407,6 +423,49 @@ class Generator : public cuda::Draws {
     pair.second.epilogue.residual_signed = false;
     pair.second.epilogue.residual_zero_point = pair.first.epilogue.zero_point;
     return pair;
+  }
+
+  // Such as have a kernel together.
+  BitBlocksCase MakeBitBlocks(const cuda::Device& device) {
+    BitBlocksCase blocks;
+    const int64_t in_h = Int(1, 18), in_w = Int(1, 18), between = 64 * Of({1, 1, 2, 2, 3, 4, 8}),
+                  wide = 128 * Of({1, 2, 2, 4, 4, 8});
+    blocks.shape = {Int(1, 3), in_h, in_w, in_h, in_w};
+    const int bits = Coin() ? 1 : 2;
+    const auto draw = [&] {
+      std::array<ConvSpec, 3> block;
+      for (size_t i = 0; i < block.size(); ++i) {
+        ConvSpec& spec = block[i];
+        ConvGeometry& g = spec.geometry;
+        g.in_channels = i == 0 ? wide : between;
+        g.out_channels = i == 2 ? wide : between;
+        if (i == 1) {
+          g.kernel_h = g.kernel_w = 3;
+          g.pad_top = g.pad_left = g.pad_bottom = g.pad_right = 1;
+        }
+        Types(spec);
+        Values(spec);
+        spec.x = {bits, Encoding::kUnsigned};
+        spec.x_zero_point = i == 1 ? 0 : Code(spec.x);
+        spec.w = WeightsOf(bits);
+        spec.weights = Codes(spec.w, g.out_channels * g.K());
+        spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
+        do {
+          spec.epilogue = {};
+          MakeEpilogue(spec);
+        } while (spec.epilogue.has_residual != (i == 2) || !BecomesFewCodes(spec.epilogue) ||
+                 (i == 2 ? spec.epilogue.y_hi : spec.epilogue.hi) >> bits != 0 ||
+                 (i < 2 && spec.epilogue.lo != 0));
+      }
+      block[2].epilogue.residual_signed = false;
+      return block;
+    };
+    for (int64_t count = Int(1, 3); count > 0; --count) {
+      BitBlocksCase one{{draw()}, blocks.shape};
+      for (int i = 0; i < 40 && cuda::BitBlocksConfigs(one.Packed(device)).empty(); ++i) one.specs = {draw()};
+      blocks.specs.push_back(std::move(one.specs[0]));
+    }
+    return blocks;
   }
 
   // Of no more bits than codes have.
@@ -1458,6 +1517,63 @@ bool TestResidualPair(const ResidualPairCase& pair, Generator& generator, const 
   return equal;
 }
 
+// Residual blocks in one kernel against one convolution after the other.
+bool TestBitBlocks(const BitBlocksCase& blocks, Generator& generator, const cuda::Device& device,
+                   std::map<std::string, Counts>& by, size_t most, const std::string& text) {
+  const ConvSpec& widest = blocks.specs[0][0];
+  const int64_t pixels = blocks.shape.OutPixels(), channels = widest.geometry.in_channels;
+  constexpr size_t guard = 256;
+  std::vector<uint8_t> x = generator.Codes(widest.x, pixels * channels), expected = x;
+  Threads pool;
+  for (const auto& block : blocks.specs) {
+    const std::vector<uint8_t> added = expected;
+    for (const ConvSpec& spec : block) {
+      const std::vector<uint8_t> read = std::exchange(
+          expected, std::vector<uint8_t>(static_cast<size_t>(pixels * spec.geometry.out_channels)));
+      ReferenceRows()[0].create(spec)->Run(
+          {blocks.shape, read.data(), spec.epilogue.has_residual ? added.data() : nullptr, expected.data()},
+          pool);
+    }
+  }
+  x = cuda::AsPlanes(x, channels, widest.x.bits);
+  expected = cuda::AsPlanes(expected, channels, widest.x.bits);
+  const size_t y_bytes = expected.size();
+  std::vector<uint8_t> found(y_bytes + guard);
+
+  const cuda::BitBlocks packed = blocks.Packed(device);
+  std::vector<cuda::BitBlocksConfig> configs = cuda::BitBlocksConfigs(packed);
+  std::erase_if(configs, [&](const auto& c) { return c.Text().find(text) == std::string::npos; });
+  while (configs.size() > most)
+    configs.erase(configs.begin() + generator.Int(0, static_cast<int64_t>(configs.size()) - 1));
+  DeviceBuffer device_x(y_bytes + guard), device_y(y_bytes + guard);
+  bool equal = true;
+  for (const cuda::BitBlocksConfig& config : configs) {
+    const auto plan = cuda::PlanBitBlocks(packed, config);
+    const bool is_over = generator.Coin(0.3);
+    DeviceBuffer& to = is_over ? device_x : device_y;
+    Check(cudaMemset(to.Get(), 0xA5, y_bytes + guard), "poison");
+    Check(cudaMemcpy(device_x.Get(), x.data(), y_bytes, cudaMemcpyHostToDevice), "copy x");
+    cuda::Queue queue(nullptr, generator.Coin());
+    cuda::LaunchBitBlocks(*plan, device_x.Get(), to.Get(), queue);
+    SynchronizeOrExit(config.Text());
+    Check(cudaMemcpy(found.data(), to.Get(), y_bytes + guard, cudaMemcpyDeviceToHost), "copy y");
+    Counts& counts = by[config.Text()];
+    ++counts.runs;
+    int64_t wrong = 0;
+    for (size_t i = 0; i < y_bytes; ++i) wrong += expected[i] != found[i] ? 1 : 0;
+    const bool overrun = std::any_of(found.begin() + static_cast<int64_t>(y_bytes), found.end(),
+                                     [](uint8_t b) { return b != 0xA5; });
+    if (wrong == 0 && !overrun) continue;
+    equal = false;
+    ++counts.wrong_runs;
+    std::cout << "WRONG " << config.Text() << ": " << wrong << " of " << y_bytes << " bytes"
+              << (overrun ? ", guard bytes overwritten" : "") << "; " << blocks.specs.size() << " blocks, x "
+              << blocks.shape.batch << "x" << blocks.shape.in_h << "x" << blocks.shape.in_w << "x" << channels
+              << " by " << widest.geometry.out_channels << ", bits " << widest.x.bits << "\n";
+  }
+  return equal;
+}
+
 // As AffineSpec has it.
 std::vector<uint8_t> AffineCodes(const AffineSpec& spec, const std::vector<uint8_t>& x) {
   std::vector<uint8_t> y;
@@ -1978,6 +2094,9 @@ int main(int argc, char** argv) {
     }
     for (int64_t i = 0; (only_kind.empty() || only_kind == "bit pair") && i < per_class; ++i, ++nodes) {
       if (!TestResidualPair(generator.MakeBitPair(device), generator, device, by, most, text, true)) ++wrong;
+    }
+    for (int64_t i = 0; (only_kind.empty() || only_kind == "bit blocks") && i < per_class; ++i, ++nodes) {
+      if (!TestBitBlocks(generator.MakeBitBlocks(device), generator, device, by, most, text)) ++wrong;
     }
     if (only_kind.empty() || only_kind == "chain") {
       for (int64_t i = 0; i < per_class; ++i, ++nodes) {

@@ -1,0 +1,98 @@
+// A run of residual blocks of planes of bits as one launch: each a 1x1, a 3x3 and a 1x1 convolution that adds what the
+// block reads, all of stride 1. An image stays in the shared memory of a cluster from the first block to the last, only
+// weights come from elsewhere. Weights and codes have 1 or 2 bits.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/conv/bits.h"
+#include "kernels/cuda/conv/cuda_conv.h"
+#include "kernels/cuda/fused/fused_row.h"
+
+namespace lowbit::cuda {
+
+inline constexpr int kMostBitBlocks = 8;
+
+struct BitBlocks {
+  // Those of each block, in order.
+  std::vector<std::array<std::shared_ptr<const PackedConv>, 3>> convs;
+  ConvShape shape;  // of all of them
+};
+extern const FusedRow<BitBlocks> kBitBlocksKernel;
+
+// A printable choice of what a block of a cluster has of an image: a band of rows, and a slice of the channels of each
+// convolution.
+struct BitBlocksConfig {
+  int bands = 1, slices = 1;
+
+  std::string Text() const;
+  bool operator==(const BitBlocksConfig&) const = default;
+};
+
+// Every configuration that computes the blocks exactly on their device, the cost model's choice first; none where the
+// kernel does not apply.
+std::vector<BitBlocksConfig> BitBlocksConfigs(const BitBlocks& blocks);
+// Whether the cost model takes the first of them for faster than a kernel for each convolution.
+bool BitBlocksPay(const BitBlocks& blocks);
+
+class BitBlocksPlan;
+// `config`: one of these.
+std::shared_ptr<const BitBlocksPlan> PlanBitBlocks(const BitBlocks& blocks, const BitBlocksConfig& config);
+// As LaunchConv, without a workspace; `y` may lie where x does.
+void LaunchBitBlocks(const BitBlocksPlan& plan, const void* x, void* y, Queue& queue);
+
+// What the three convolutions of all blocks have in common.
+struct BitBlockLayer {
+  static constexpr int kMostSteps = 40;
+  int rows = 0;   // of B
+  int steps = 0;  // of each plane of weights
+  int units = 0;  // of 64 channels, of a block of the cluster
+  int words = 0;  // of a plane of what it makes
+  // Where the weights lie in shared memory, and how many bytes a unit has at most.
+  int weights_at = 0, unit_bytes = 0;
+  int step[kMostSteps] = {};  // as in BitsParams
+};
+struct BitBlockConv {
+  const uint8_t *weights = nullptr, *ones = nullptr;
+  const int32_t *steps = nullptr, *last_steps = nullptr;
+  const uint8_t* flips = nullptr;
+  int w_planes = 1, w_shift = 0, w_lowest = 0, sum_offset = 0;
+};
+struct BitBlock {
+  BitBlockConv convs[3];
+  uint32_t products[kMostPlanes][kBitProducts] = {};  // BitsParams::products
+};
+
+// Behind the weights of a unit: steps of 64 channels, last ones, and flips.
+inline constexpr int kBitUnitSteps = 64 * 4, kBitUnitConstants = 2 * kBitUnitSteps + 128;
+
+// In shared memory lie weights, x, what the first convolutions make and what the second ones do, each as planes of words of
+// places. Pixels of x are places in their order. What windows read has `pitch` places a row, the first of which is 0, one
+// row in front of the band's own and one behind; from there on windows and outputs of the second convolution have as
+// many.
+struct BitBlocksParams {
+  const uint8_t* x = nullptr;
+  uint8_t* y = nullptr;
+  int blocks = 0, images = 0, h = 0, w = 0;
+  int bits = 1;
+  int bands = 1, slices = 1, rows = 0, pitch = 0;  // rows: of a band, the last of which may have fewer
+  int pixel_tiles = 0, place_tiles = 0;            // of 64 pixels, of 64 places
+  // Where each tensor begins, and places of its words; of the windows' there may be two that take turns.
+  int x_at = 0, x_places = 0, windows_at = 0, windows_places = 0, windows_bytes = 0, windows_turns = 1,
+      made_at = 0, made_places = 0;
+  int shared_bytes = 0;
+  FastDivisor by_w, by_pitch;
+  BitBlockLayer layers[3];
+  BitBlock block[kMostBitBlocks];
+};
+static_assert(sizeof(BitBlocksParams) <= 4096);
+
+// Warpgroups of a block that multiply.
+inline constexpr int kBitBlocksGroups = 4;
+
+cudaError_t LaunchBitBlocks(const BitBlocksParams& params, const LaunchOptions& options);
+
+}  // namespace lowbit::cuda
