@@ -241,6 +241,9 @@ class CudaBackend final : public Backend {
   std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps) override {
     return tuner_->PlanTogether(steps);
   }
+  std::shared_ptr<const StepPlan> PlanBlocks(std::span<const FedStep> steps) override {
+    return tuner_->PlanBlocks(steps);
+  }
 
   bool MayStore(const Step& step, std::span<const TensorShape> fed,
                 std::span<const ChannelMove> moves) const override {

@@ -18,6 +18,7 @@
 #include "ep/cuda/stopwatch.h"
 #include "ep/region/tune_region.h"
 #include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/bit_blocks.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/left_out.h"
 
@@ -213,11 +214,26 @@ class JoiningSteps final : public TwoSteps {
   std::vector<cuda::ConvConfig> configs_;
 };
 
-// What steps are in one launch, and how measurements know them; null where they are none.
-struct FoundTwo {
-  std::shared_ptr<const TwoSteps> steps;
-  std::string key;
+// Residual blocks of planes of bits.
+class BlocksSteps final : public TwoSteps {
+ public:
+  explicit BlocksSteps(cuda::BitBlocks blocks)
+      : blocks_(std::move(blocks)), configs_(cuda::BitBlocksConfigs(blocks_)) {}
+
+  std::vector<std::string> Candidates() const override { return TextsOf(configs_); }
+  bool Pay() const override { return cuda::BitBlocksPay(blocks_); }
+  Launcher Plan(const std::string& candidate) const override {
+    return [plan = cuda::PlanBitBlocks(blocks_, Named(configs_, candidate).value())](
+               std::span<const void* const> fed, void*, void* z, cuda::Queue& queue) {
+      cuda::LaunchBitBlocks(*plan, fed[0], z, queue);
+    };
+  }
+
+ private:
+  const cuda::BitBlocks blocks_;
+  const std::vector<cuda::BitBlocksConfig> configs_;
 };
+
 FoundTwo FindThree(std::span<const FedStep> steps) {
   if (cuda::IsLeftOut(kBottleneck)) return {};
   const auto step = [&](size_t i) -> const CudaStep& { return static_cast<const CudaStep&>(steps[i].step); };
@@ -247,6 +263,24 @@ FoundTwo FindTogether(std::span<const FedStep> steps) {
                     std::to_string(joining->joined.front().channels) + ", " + second.Key() +
                     cuda::ShapeText(joining->shape);
   return {std::make_shared<const JoiningSteps>(*std::move(joining)), std::move(key)};
+}
+
+// Steps in threes, as Backend::PlanBlocks has it.
+FoundTwo FindBlocks(std::span<const FedStep> steps) {
+  std::vector<cuda::FedNode> nodes;
+  std::string keys;
+  for (const FedStep& each : steps) {
+    const auto& step = static_cast<const CudaStep&>(each.step);
+    nodes.push_back({&step.Node(), each.fed});
+    keys += step.Key() + ";";
+  }
+  auto blocks = cuda::FindBitBlocks(nodes);
+  if (!blocks) return {};
+  // Of blocks that are alike the first one's convolutions say it all, and all of them where they are not.
+  std::string key = std::to_string(blocks->convs.size()) + " bit blocks";
+  for (size_t i = 0; i < 3; ++i) key += ", " + static_cast<const CudaStep&>(steps[i].step).Key();
+  key += cuda::ShapeText(blocks->shape) + " " + TextHash(keys);
+  return {std::make_shared<const BlocksSteps>(*std::move(blocks)), std::move(key)};
 }
 
 // What TuneRegion tries: configurations of one convolution, or two steps apart and then together as each of these.
@@ -414,8 +448,14 @@ std::optional<cuda::ConvConfig> Tuner::Measured(const std::vector<cuda::ConvConf
 }
 
 std::shared_ptr<const StepPlan> Tuner::PlanTogether(std::span<const FedStep> steps) {
-  if (reference_) return nullptr;
-  FoundTwo found = FindTogether(steps);
+  return reference_ ? nullptr : PlanFound(FindTogether(steps));
+}
+
+std::shared_ptr<const StepPlan> Tuner::PlanBlocks(std::span<const FedStep> steps) {
+  return reference_ ? nullptr : PlanFound(FindBlocks(steps));
+}
+
+std::shared_ptr<const StepPlan> Tuner::PlanFound(const FoundTwo& found) {
   if (found.steps == nullptr) return nullptr;
   const std::vector<std::string> candidates = found.steps->Candidates();
   if (candidates.empty()) return nullptr;

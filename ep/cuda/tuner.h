@@ -28,6 +28,13 @@ TuneOrigin CudaTuneOrigin(const cuda::Device& device);
 // The multiprocessors of the GPU that the line `machine` of a file of measurements names; 0 where it tells none.
 int MultiprocessorsOf(const std::string& machine);
 
+class TwoSteps;
+// What steps are in one launch, and how measurements know them; null where they are none.
+struct FoundTwo {
+  std::shared_ptr<const TwoSteps> steps;
+  std::string key;
+};
+
 class Tuner : public std::enable_shared_from_this<Tuner> {
  public:
   Tuner(std::shared_ptr<CudaDevice> device, const EpOptions& options);
@@ -40,6 +47,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // Steps in a row as one launch (Backend::PlanTogether), where that is possible and, as far as is known, faster; else
   // nullptr.
   std::shared_ptr<const StepPlan> PlanTogether(std::span<const FedStep> steps);
+  std::shared_ptr<const StepPlan> PlanBlocks(std::span<const FedStep> steps);
 
   // Tunes the convolutions of a plan that was just made once more, where they stand (TuneRegion): those that
   // this tuner measured for the first time, and whether two that follow each other go together. Does not
@@ -79,6 +87,7 @@ class Tuner : public std::enable_shared_from_this<Tuner> {
   // `node`: the key without the shape.
   cuda::ConvChooser Chooser(std::string node);
   cuda::ConvConfig Choose(const std::string& node, const cuda::ConvChoice& choice);
+  std::shared_ptr<const StepPlan> PlanFound(const FoundTwo& found);
   // What is known of a key and is accepted.
   std::optional<std::string> Known(const std::string& key,
                                    const std::function<bool(const std::string&)>& accepts);

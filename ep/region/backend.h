@@ -126,6 +126,14 @@ class Backend {
     (void)steps;
     return nullptr;
   }
+  // Residual blocks in a row as one launch, three steps each: the first is fed what the block before makes, each other one
+  // what the one before makes, and the last what the first is fed besides. Nobody else reads what they make, but for the
+  // last of all, which alone is written, maybe where what the first is fed lies. nullptr where they are not, or better apart.
+  // Throws Error.
+  virtual std::shared_ptr<const StepPlan> PlanBlocks(std::span<const FedStep> steps) {
+    (void)steps;
+    return nullptr;
+  }
   // Whether the step, fed `fed`, can store channels of what it makes in other tensors besides, or there alone.
   virtual bool MayStore(const Step& step, std::span<const TensorShape> fed,
                         std::span<const ChannelMove> moves) const {

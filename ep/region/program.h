@@ -38,7 +38,8 @@ struct PlannedStep {
   size_t workspace_at = 0;  // offset of the step's scratch memory in the workspace
   // Where it is set, one launch does this step and the next one, whose output shares no memory with what this
   // one reads. It takes no scratch memory. Or it does the next two: nobody but the next one reads what this one makes,
-  // which is not written then, and what the next two write shares no memory with what this one reads.
+  // which is not written then, and what the next two write shares no memory with what this one reads. Or it does whole
+  // residual blocks (Backend::PlanBlocks), of which only the last step's output is written.
   std::shared_ptr<const StepPlan> with_next;
   size_t together = 2;  // how many steps it does
 };

@@ -70,6 +70,7 @@ class Planner {
     FindStores();
     FindForms(planes);
     AddSteps();
+    PutBlocksTogether();
     AddCopies();
     PlaceWorkspace();
     plan_.owner = region_;
@@ -365,6 +366,8 @@ class Planner {
         } else {
           AddStep(op.name, op.nodes, *op.step, op.fed, FedShapes(op), Use(op.output));
         }
+        step_ops_.resize(plan_.steps.size());
+        step_ops_.back() = &op;
         const bool is_alone = has_stores || has_planes || has_channels_last;
         bool is_joined = !is_alone && before != nullptr && PutTogether(*before, op);
         if (!is_alone && before != nullptr && before_last != nullptr)
@@ -437,6 +440,54 @@ class Planner {
     AddStep(op.name, op.nodes, *step, fed, shapes,
             Use(stores.keeps_output ? op.output : stores.tensors.front()));
     plan_.steps.back().stores = stores.tensors.size();
+  }
+
+  // What the i-th step reads and makes, where that lies in planes, no other step has to do with its launch, and so many
+  // tensors are fed.
+  const CompiledRegion::Op* OpInPlanes(size_t i, size_t fed) const {
+    if (i >= plan_.steps.size() || step_ops_[i] == nullptr) return nullptr;
+    const PlannedStep& step = plan_.steps[i];
+    const auto lies_in_planes = [](const Location& location) { return location.planes > 0; };
+    const bool fits = step.fed.size() == fed && step.stores == 0 && lies_in_planes(step.output) &&
+                      std::all_of(step.fed.begin(), step.fed.end(), lies_in_planes) &&
+                      LauncherOf(plan_.steps, i) == i && step.with_next == nullptr;
+    return fits ? step_ops_[i] : nullptr;
+  }
+  // Whether nothing but `readers` reads of steps needs what `op` makes.
+  bool IsBetween(const CompiledRegion::Op& op, int64_t readers) const {
+    const size_t root = Root(op.output);
+    return !homes_[root] && !leaves_[root] && ReadersOf(root) == readers;
+  }
+  // Whether the step at `i` begins a residual block of three, where there is one before it as a part of the same launch.
+  bool BeginsBlock(size_t i, bool follows) const {
+    const CompiledRegion::Op *const a = OpInPlanes(i, 1), *const b = OpInPlanes(i + 1, 1),
+                                    *const c = OpInPlanes(i + 2, 2);
+    if (a == nullptr || b == nullptr || c == nullptr || !ReadsFirst(*b, *a) || !ReadsFirst(*c, *b) ||
+        Root(c->fed[1]) != Root(a->fed[0]) || !IsBetween(*a, 1) || !IsBetween(*b, 1)) {
+      return false;
+    }
+    if (!follows) return true;
+    const CompiledRegion::Op& before = *step_ops_[i - 1];
+    return ReadsFirst(*a, before) && IsBetween(before, 2);
+  }
+  // Residual blocks in a row as one launch, as many as the back end can.
+  void PutBlocksTogether() {
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      size_t count = 0;
+      while (BeginsBlock(i + 3 * count, count > 0)) ++count;
+      for (; count > 0; --count) {
+        std::vector<FedStep> steps;
+        for (size_t step = i; step < i + 3 * count; ++step)
+          steps.push_back({*plan_.steps[step].step, plan_.steps[step].fed_shapes});
+        auto plan = region_->backend->PlanBlocks(steps);
+        if (plan == nullptr) continue;
+        plan_.steps[i].with_next = std::move(plan);
+        plan_.steps[i].together = steps.size();
+        i += steps.size() - 1;
+        BeginAt(plan_.steps[i].output, i + 1 - steps.size());
+        break;
+      }
+    }
   }
 
   // Whether `second` reads all that `first` makes, and that before all else.
@@ -527,13 +578,14 @@ class Planner {
   std::vector<std::optional<size_t>> lifetime_of_;  // of roots in the workspace
   std::vector<int> planes_;                         // of roots
   std::vector<bool> channels_last_;                 // of roots
-  std::vector<bool> is_turned_;                   // of roots: for those that read them with the channels last
-  std::map<size_t, ValueId> turned_;              // by root, what holds it so
-  std::vector<Stores> stores_;                    // by op
-  std::vector<bool> is_moved_;                    // by op: stored by those that make what it is fed
-  std::vector<size_t> copied_;                    // outputs that are copied at the end
-  std::vector<std::vector<size_t>> fed_offsets_;  // by step: of what it is fed
-  std::vector<Lifetime> lifetimes_;               // of tensors and of the steps' scratch memory
+  std::vector<bool> is_turned_;       // of roots: for those that read them with the channels last
+  std::map<size_t, ValueId> turned_;  // by root, what holds it so
+  std::vector<Stores> stores_;        // by op
+  std::vector<bool> is_moved_;        // by op: stored by those that make what it is fed
+  std::vector<size_t> copied_;        // outputs that are copied at the end
+  std::vector<const CompiledRegion::Op*> step_ops_;  // by step: of what it is, or null
+  std::vector<std::vector<size_t>> fed_offsets_;     // by step: of what it is fed
+  std::vector<Lifetime> lifetimes_;                  // of tensors and of the steps' scratch memory
 };
 
 std::string PlaceText(const Location& place) {
@@ -558,7 +610,10 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
   const PlannedStep& launcher = steps[LauncherOf(steps, i)];
   if (&launcher != &steps[i]) return launcher.with_next->Text() + " with the last";
   if (launcher.with_next != nullptr)
-    return launcher.with_next->Text() + (launcher.together > 2 ? " with the next two" : " with the next");
+    return launcher.with_next->Text() + (launcher.together > 3
+                                             ? " with the next " + std::to_string(launcher.together - 1)
+                                         : launcher.together > 2 ? " with the next two"
+                                                                 : " with the next");
   const std::vector<Location>& fed = steps[i].fed;
   const bool reads_planes = !fed.empty() && fed[0].planes > 0, makes_planes = steps[i].output.planes > 0;
   const bool adds_planes = fed.size() > 1 && fed[1].planes > 0;
@@ -569,8 +624,8 @@ std::string KernelText(const std::vector<PlannedStep>& steps, size_t i) {
 }  // namespace
 
 size_t LauncherOf(std::span<const PlannedStep> steps, size_t i) {
-  constexpr size_t kMostBehind = 2;
-  for (size_t behind = std::min(i, kMostBehind); behind > 0; --behind) {
+  constexpr size_t kMostTogether = 24;  // eight residual blocks
+  for (size_t behind = std::min(i, kMostTogether - 1); behind > 0; --behind) {
     const PlannedStep& before = steps[i - behind];
     if (before.with_next != nullptr && before.together > behind) return i - behind;
   }

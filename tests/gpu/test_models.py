@@ -417,24 +417,30 @@ class _OneBitWeights(qonnx_graphs.QonnxGraph):
         return self.node("Conv", [value, weights], pads=[kernel // 2] * 4, strides=[stride] * 2)
 
 
-@pytest.mark.parametrize("bits", [1, 2])
-def test_residuals_in_planes(bits: int, tmp_path: Path) -> None:
-    """Blocks of three convolutions of codes of few bits, whose shortcuts are planes, too."""
+@pytest.mark.parametrize(("bits", "wide"), [(1, 192), (2, 192), (1, 256), (2, 128)])
+def test_residuals_in_planes(bits: int, wide: int, tmp_path: Path) -> None:
+    """Blocks of three convolutions of codes of few bits, whose shortcuts are planes, too.
+
+    Those of whole words are one launch but for the last block, which makes bytes.
+    """
     graph = _OneBitWeights("shortcuts in planes", 7, bits)
     quantized, layer = graph.quantized, graph.layer
-    value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, 192), 8)
+    value = quantized(layer(quantized(graph.input(["N", 64, "H", "W"], name="x"), 1), 64, wide), 8)
     for _ in range(3):
-        inner = quantized(layer(value, 192, 64), 192**0.5)
+        inner = quantized(layer(value, wide, 64), wide**0.5)
         inner = quantized(layer(inner, 64, 64, 3), 576**0.5)
-        made = quantized(layer(inner, 64, 192), 8, signed=bits - 1)
+        made = quantized(layer(inner, 64, wide), 8, signed=bits - 1)
         value = quantized(graph.node("Add", [made, value]), 4)
-    graph.output(value, ["N", 192, None, None])
+    graph.output(value, ["N", wide, None, None])
     without = "chain,flat_bits,halo,windows,wgmma,mma,team,vector"
     variables = {"LOWBIT_TUNE": "off", "LOWBIT_CUDA_WITHOUT": without}
     plans = _plans_of(graph.proto(), ((1, 64, 8, 10), (3, 64, 9, 7)), 1, tmp_path, variables)
     assert len(plans) == 2
     for steps in plans:
-        assert len([step for step in steps if "adds planes" in step["kernel"]]) == 3, steps
+        together = [step for step in steps if "bit_blocks" in step["kernel"]]
+        assert len(together) == (0 if wide == 192 else 6), steps
+        adding = [step for step in steps if "adds planes" in step["kernel"]]
+        assert len(adding) == (3 if wide == 192 else 1), steps
         assert len([step for step in steps if "plane" in step["to"]]) == 9, steps
 
 

@@ -5,14 +5,19 @@
 
 #include <array>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/nodes.h"
 #include "kernels/cuda/conv/bits.h"
 #include "kernels/cuda/conv/cuda_conv.h"
 #include "kernels/cuda/fused/fused_row.h"
 
 namespace lowbit::cuda {
+
+class PackedNode;
 
 inline constexpr int kMostBitBlocks = 8;
 
@@ -21,6 +26,13 @@ struct BitBlocks {
   std::vector<std::array<std::shared_ptr<const PackedConv>, 3>> convs;
   ConvShape shape;  // of all of them
 };
+// Those that nodes are, three each, of which the first is fed what the block before makes, each other one what the one
+// before makes, and the last the same as the first besides; nullopt where they are others.
+struct FedNode {
+  const PackedNode* node = nullptr;
+  std::span<const TensorShape> fed;
+};
+std::optional<BitBlocks> FindBitBlocks(std::span<const FedNode> nodes);
 extern const FusedRow<BitBlocks> kBitBlocksKernel;
 
 // A printable choice of what a block of a cluster has of an image: a band of rows, and a slice of the channels of each

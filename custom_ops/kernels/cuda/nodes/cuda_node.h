@@ -39,6 +39,7 @@ struct ChainLink {
   ConvShape shape;
   std::shared_ptr<const PackedConv> residuals;
   ConvShape residuals_shape = {};
+  TensorPlanes planes = {};
 };
 
 struct AffineConv;

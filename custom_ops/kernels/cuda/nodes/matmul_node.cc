@@ -9,6 +9,7 @@
 #include "core/epilogue.h"
 #include "kernels/cuda/conv/packed_conv.h"
 #include "kernels/cuda/fused/affine_conv.h"
+#include "kernels/cuda/fused/bit_blocks.h"
 #include "kernels/cuda/fused/bit_pair.h"
 #include "kernels/cuda/fused/chain.h"
 #include "kernels/cuda/fused/quantized_conv.h"
@@ -130,7 +131,7 @@ class PackedMatmul final : public PackedNode {
   }
   std::optional<ChainLink> Link(Shapes fed) const override {
     if (fed.empty() || !is_link_) return std::nullopt;
-    return ChainLink{conv_, ShapeOf(fed[0]), nullptr};
+    return ChainLink{conv_, ShapeOf(fed[0]), nullptr, {}, planes_};
   }
   // A tile's residuals are read by the block that stores its codes, before it does.
   std::optional<size_t> Overwrites() const override {
@@ -678,6 +679,22 @@ std::optional<ConvChain> FindChain(const PackedNode& windows, std::span<const Te
   chain->windows = made->conv;
   chain->windows_shape = made->shape;
   return chain;
+}
+
+std::optional<BitBlocks> FindBitBlocks(std::span<const FedNode> nodes) {
+  BitBlocks blocks;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const std::optional<ChainLink> link = nodes[i].node->Link(nodes[i].fed);
+    if (!link || link->residuals != nullptr) return std::nullopt;
+    if (i == 0) blocks.shape = link->shape;
+    const int planes = link->planes.x;
+    const bool fits = planes > 0 && link->planes == TensorPlanes{planes, planes, i % 3 == 2 ? planes : 0} &&
+                      link->shape == blocks.shape;
+    if (!fits) return std::nullopt;
+    if (i % 3 == 0) blocks.convs.emplace_back();
+    blocks.convs.back()[i % 3] = link->conv;
+  }
+  return blocks;
 }
 
 bool FusesQuantize(const QuantizeNode& quantize, const MatmulNode& conv, const Device&) {

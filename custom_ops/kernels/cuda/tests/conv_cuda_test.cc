@@ -445,6 +445,7 @@ class Generator : public cuda::Draws {
         }
         Types(spec);
         Values(spec);
+        for (int32_t& bias : spec.bias) bias %= 32;  // else most codes are the highest or the lowest
         spec.x = {bits, Encoding::kUnsigned};
         spec.x_zero_point = i == 1 ? 0 : Code(spec.x);
         spec.w = WeightsOf(bits);
