@@ -52,6 +52,7 @@ ROWS = (
     "chain",
     "pair",
     "bit_pair",
+    "bit_blocks",
     "conv_pool",
     "affined",
 )

@@ -553,6 +553,44 @@ FAMILIES = {
             ),
         ],
     ),
+    "bit_blocks": Family(
+        "bit_blocks: residual blocks on planes of bits, an image stays in a cluster",
+        "Blocks of 1x1, 3x3 and 1x1 layers of 1 or 2 bits and the residual, up to eight in a row. A block of the "
+        "cluster has a band of rows and a slice of each layer's channels; codes go into the shared memory of all that "
+        "read them, weights of the next residual block come as soon as those before are out of use. "
+        "`bit_blocks_2x4`: two bands, four slices.",
+        "shared memory of a block",
+        [
+            Group("weights", [Cell("1x1", "weights"), Cell("3x3", "weights"), Cell("1x1", "weights")]),
+            Group("of its band", [Cell("x", "pixels"), Cell("windows", "codes", 1.2), Cell("made", "codes")]),
+        ],
+        [
+            Lane(
+                "a warp fetches",
+                [
+                    *row("pixels", ["x"], length=1.2),
+                    Bar(3.6, 1.2, "weights", "1x1"),
+                    Bar(6.0, 1.2, "weights", "3x3"),
+                    Bar(8.4, 1.2, "weights", "1x1"),
+                ],
+            ),
+            *(
+                Lane(
+                    f"block {i}",
+                    turns(
+                        1.4,
+                        [
+                            ("products", 2.0, "1x1"),
+                            ("products", 2.4, "3x3"),
+                            ("products", 2.4, "1x1, + x"),
+                            ("products", 2.0, "of the next"),
+                        ],
+                    ),
+                )
+                for i in range(2)
+            ),
+        ],
+    ),
     "affined": Family(
         "affined: codes are normalized on their way into the product",
         "All codes of a block are fetched into shared memory at once; weights and lines are there before. A "

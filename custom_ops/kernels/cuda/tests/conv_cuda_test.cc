@@ -428,8 +428,8 @@ class Generator : public cuda::Draws {
   // Such as have a kernel together.
   BitBlocksCase MakeBitBlocks(const cuda::Device& device) {
     BitBlocksCase blocks;
-    const int64_t in_h = Int(1, 18), in_w = Int(1, 18), between = 64 * Of({1, 1, 2, 2, 3, 4, 8}),
-                  wide = 128 * Of({1, 2, 2, 4, 4, 8});
+    const int64_t in_h = Int(1, 18), in_w = Int(1, 18), between = 64 * Of({1, 1, 2, 2, 3, 4}),
+                  wide = 128 * Of({1, 2, 2, 4});
     blocks.shape = {Int(1, 3), in_h, in_w, in_h, in_w};
     const int bits = Coin() ? 1 : 2;
     const auto draw = [&] {
