@@ -555,10 +555,10 @@ FAMILIES = {
     ),
     "bit_blocks": Family(
         "bit_blocks: residual blocks on planes of bits, an image stays in a cluster",
-        "Blocks of 1x1, 3x3 and 1x1 layers of 1 or 2 bits and the residual, up to eight in a row. A block of the "
-        "cluster has a band of rows and a slice of each layer's channels; codes go into the shared memory of all that "
-        "read them, weights of the next residual block come as soon as those before are out of use. "
-        "`bit_blocks_2x4`: two bands, four slices.",
+        "Blocks of 1x1, 3x3 and 1x1 layers of 1 or 2 bits and the residual, up to eight in a row. A block of "
+        "the cluster has a band of rows and a slice of each layer's channels; codes go into shared memory "
+        "of all that read them. Weights of the next residual block come as soon as those before are out of "
+        "use. `bit_blocks_2x2_groups4`: two bands, two slices, four warpgroups.",
         "shared memory of a block",
         [
             Group("weights", [Cell("1x1", "weights"), Cell("3x3", "weights"), Cell("1x1", "weights")]),
@@ -566,7 +566,7 @@ FAMILIES = {
         ],
         [
             Lane(
-                "a warp fetches",
+                "fetched",
                 [
                     *row("pixels", ["x"], length=1.2),
                     Bar(3.6, 1.2, "weights", "1x1"),

@@ -42,6 +42,8 @@ class TwoSteps {
   // Whether the cost model takes that for faster than two launches.
   virtual bool Pay() const = 0;
   virtual Launcher Plan(const std::string& candidate) const = 0;
+  // Of the cost model's choice; nullopt where nobody compares it with others than the steps apart.
+  virtual std::optional<double> Microseconds() const { return std::nullopt; }
 };
 
 class CudaTwoPlan final : public StepPlan {

@@ -221,7 +221,8 @@ class BlocksSteps final : public TwoSteps {
       : blocks_(std::move(blocks)), configs_(cuda::BitBlocksConfigs(blocks_)) {}
 
   std::vector<std::string> Candidates() const override { return TextsOf(configs_); }
-  bool Pay() const override { return cuda::BitBlocksPay(blocks_); }
+  bool Pay() const override { return *Microseconds() < cuda::EstimateApart(blocks_); }
+  std::optional<double> Microseconds() const override { return cuda::EstimateMicroseconds(blocks_); }
   Launcher Plan(const std::string& candidate) const override {
     return [plan = cuda::PlanBitBlocks(blocks_, Named(configs_, candidate).value())](
                std::span<const void* const> fed, void*, void* z, cuda::Queue& queue) {
@@ -305,20 +306,43 @@ std::map<std::string, std::vector<size_t>> GuessedTwos(const RegionPlan& plan) {
   return steps;
 }
 
-// Of a region at its shapes. The first of its convolutions in planes stands there as it is, so that a compiled model knows
-// that the choice concerns it (Tuner::Choices).
+// Of a region at its shapes. The first of its convolutions that may read planes stands there as it is, so that a compiled
+// model knows that the choice concerns it (Tuner::Choices).
 std::string LayoutKey(const RegionPlan& plan) {
   std::string all, first;
   for (const PlannedStep& planned : plan.steps) {
-    const std::string& key = static_cast<const CudaStep*>(planned.step)->Key();
+    const auto* const step = static_cast<const CudaStep*>(planned.step);
+    const std::string& key = step->Key();
     all += key;
     for (const TensorShape& fed : planned.fed_shapes) {
       for (const int64_t dim : fed.dims) all.append(" ").append(std::to_string(dim));
     }
     all += ";";
-    if (first.empty() && planned.output.planes > 0) first = key;
+    if (first.empty() && step->Node().PlanesRead() > 0) first = key;
   }
   return "planes, " + first + ", region " + TextHash(all);
+}
+
+// What the cost model says of a plan's steps, but for those that it does not know; two steps in one launch, which may be
+// faster than apart, as if they were apart.
+double EstimateOf(const RegionPlan& plan) {
+  double sum = 0;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const PlannedStep& planned = plan.steps[i];
+    const auto* const together = static_cast<const CudaTwoPlan*>(planned.with_next.get());
+    if (const auto known = together != nullptr ? together->Steps()->Microseconds() : std::nullopt) {
+      sum += *known;
+      i += planned.together - 1;
+      continue;
+    }
+    const auto planes_fed = [&](size_t which) {
+      return planned.fed.size() > which ? planned.fed[which].planes : 0;
+    };
+    const TensorPlanes planes{planes_fed(0), planned.output.planes, planes_fed(1)};
+    const cuda::PackedNode& node = static_cast<const CudaStep*>(planned.step)->Node();
+    sum += node.Microseconds(planned.fed_shapes, planes).value_or(0);
+  }
+  return sum;
 }
 
 // Of a GPU that is not there the measurements of one that was.
@@ -642,13 +666,20 @@ void Tuner::TuneTogether(RegionPlan& plan) {
 }
 
 void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneUse)>& make) {
-  if (tuning_ == Tuning::kOff || reference_) return;
+  if (reference_) return;
+  // One launch for many steps needs planes between all of them, where those of each step alone may not pay.
+  const auto estimate = [&] {
+    constexpr double kClearly = 0.9;
+    RegionPlan most = make(PlaneUse::kWherever);
+    if (EstimateOf(most) < kClearly * EstimateOf(plan)) plan = std::move(most);
+  };
   constexpr struct {
     const char* name;
     PlaneUse use;
   } kLayouts[] = {
       {kInPlanes, PlaneUse::kWhereFaster}, {kInBytes, PlaneUse::kNone}, {kInMostPlanes, PlaneUse::kWherever}};
   try {
+    if (tuning_ == Tuning::kOff) return estimate();
     const std::string key = LayoutKey(plan);
     std::optional<std::string> chosen = Known(key, [&](const std::string& each) {
       return std::any_of(std::begin(kLayouts), std::end(kLayouts),
@@ -683,7 +714,7 @@ void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneU
       }
       if (chosen && is_whole) Keep(key, *chosen);
     }
-    if (!chosen) return;
+    if (!chosen) return estimate();
     {
       const std::lock_guard lock(mutex_);
       taken_[key] = *chosen;
@@ -692,7 +723,7 @@ void Tuner::ChooseLayout(RegionPlan& plan, const std::function<RegionPlan(PlaneU
       if (*chosen == name && use != PlaneUse::kWhereFaster) plan = best ? std::move(*best) : make(use);
     }
   } catch (const std::exception& e) {
-    Warn(std::string("lowbit: a region keeps its planes of bits unmeasured: ") + e.what());
+    Warn(std::string("lowbit: a region keeps its planes of bits as they are: ") + e.what());
   }
 }
 

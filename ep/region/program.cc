@@ -30,9 +30,11 @@ struct ReadyPlan : RegionPlan {
   mutable InstancePool instances;
 };
 
-bool HasPlanes(const RegionPlan& plan) {
-  return std::any_of(plan.steps.begin(), plan.steps.end(),
-                     [](const PlannedStep& step) { return step.output.planes > 0; });
+// Whether tensors may lie in planes: several steps together may gain by them where none does alone.
+bool MayHavePlanes(const CompiledRegion& region) {
+  return std::any_of(region.ops.begin(), region.ops.end(), [&](const CompiledRegion::Op& op) {
+    return op.step != nullptr && region.backend->PlanesRead(*op.step) > 0;
+  });
 }
 
 void Print(const RegionPlan& plan) {
@@ -54,7 +56,7 @@ class CompiledProgram final : public Program {
         return plan;
       };
       RegionPlan made = make(PlaneUse::kWhereFaster);
-      if (HasPlanes(made)) region_->backend->ChooseLayout(made, make);
+      if (MayHavePlanes(*region_)) region_->backend->ChooseLayout(made, make);
       auto plan = std::make_shared<const ReadyPlan>(std::move(made), *region_->backend);
       Print(*plan);
       return plan;

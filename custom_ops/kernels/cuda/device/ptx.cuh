@@ -239,30 +239,14 @@ __device__ __forceinline__ void StoreToCluster(uint32_t remote, const int4& v, u
 #endif
 }
 
-// Half a word or a word into a block of the cluster, which sees it behind a barrier at which the storing thread, or one that
-// it met since, arrives with ArriveReleasing.
-__device__ __forceinline__ void StoreHalfToCluster(uint32_t remote, uint16_t half) {
+// A word into a block of the cluster; its bytes count at a barrier there.
+__device__ __forceinline__ void SendWordToCluster(uint32_t remote, uint32_t word, uint32_t remote_barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(remote), "h"(half) : "memory");
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+               "r"(word), "r"(remote_barrier)
+               : "memory");
 #endif
 }
-__device__ __forceinline__ void StoreWordToCluster(uint32_t remote, uint32_t word) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(word) : "memory");
-#endif
-}
-__device__ __forceinline__ void ArriveReleasing(uint32_t remote_barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
-#endif
-}
-// Orders this thread's accesses before and behind for all of the cluster.
-__device__ __forceinline__ void FenceCluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.acq_rel.cluster;" ::: "memory");
-#endif
-}
-
 // The word of global memory there, or another without looking.
 __device__ __forceinline__ unsigned LoadWordOr(const void* global, bool load, unsigned other) {
   unsigned word;
@@ -326,17 +310,6 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "WAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-      "@!done bra WAIT;\n\t}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-#endif
-}
-// The same where blocks of the cluster arrive with ArriveReleasing: what they stored is there.
-__device__ __forceinline__ void WaitBarrierOfCluster(uint32_t barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .pred done;\n\t"
-      "WAIT:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
       "@!done bra WAIT;\n\t}" ::"r"(barrier),
       "r"(parity)
       : "memory");

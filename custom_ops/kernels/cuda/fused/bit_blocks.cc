@@ -93,6 +93,7 @@ BitBlocksParams ShapeOf(const BitBlocks& blocks, const BitBlocksConfig& config) 
   p.bits = first[0].x.bits;
   p.bands = config.bands;
   p.slices = config.slices;
+  p.groups = config.groups;
   p.rows = static_cast<int>(CeilDiv(p.h, p.bands));
   p.pitch = p.w + 1;
   p.pixel_tiles = static_cast<int>(CeilDiv(p.rows * p.w, 64));
@@ -105,7 +106,13 @@ BitBlocksParams ShapeOf(const BitBlocks& blocks, const BitBlocksConfig& config) 
       static_cast<int>(RoundUp(std::max(64 * p.place_tiles + reach, (p.rows + 1) * p.pitch + p.w + 2), 8));
   p.x_places = 64 * p.pixel_tiles;
   p.made_places = 64 * p.place_tiles;
-  p.windows_turns = p.bands > 1 ? 2 : 1;
+  p.turns = p.bands > 1 ? 2 : 1;
+  if (p.bands > 1) {
+    // The first pixel of the last row of a band that is not the last one, and the last pixel of a first row.
+    const int first = (p.rows - 1) * p.w;
+    p.above_tiles = (p.rows * p.w - 1) / 64 - first / 64 + 1;
+    p.below_tiles = (p.w - 1) / 64 + 1;
+  }
   int at = 0;
   for (size_t i = 0; i < kLayers; ++i) {
     const ConvGeometry& g = first[i].geometry;
@@ -142,8 +149,12 @@ BitBlocksParams ShapeOf(const BitBlocks& blocks, const BitBlocksConfig& config) 
   p.x_at = place(2, p.x_places);
   p.windows_at = place(0, p.windows_places);
   p.windows_bytes = at - p.windows_at;
-  at += (p.windows_turns - 1) * p.windows_bytes;
   p.made_at = place(1, p.made_places);
+  const int parts = p.bits * static_cast<int>(first[1].geometry.in_channels) / kUnit * kBitPartsBytes;
+  p.window_parts_at = at;
+  p.window_parts_bytes = parts * (p.pixel_tiles + p.above_tiles + p.below_tiles);
+  p.made_parts_at = at += p.turns * p.window_parts_bytes;
+  at += parts * p.place_tiles;
   // In front lies up to 1 KB that is not used; behind, 1 KB that compute-sanitizer takes for read (BitPairKernel).
   p.shared_bytes = at + 2048;
   return p;
@@ -154,7 +165,9 @@ bool Fits(const BitBlocks& blocks, const BitBlocksConfig& config, const Device& 
   constexpr int kMostOfCluster = 8;
   const ConvGeometry& g = blocks.convs[0][0]->Geometry();
   const int64_t rows = CeilDiv(blocks.shape.in_h, config.bands);
-  if (config.bands * config.slices > kMostOfCluster || (config.bands - 1) * rows >= blocks.shape.in_h)
+  // Words are sent within a cluster alone.
+  if (config.bands * config.slices == 1 || config.bands * config.slices > kMostOfCluster ||
+      (config.bands - 1) * rows >= blocks.shape.in_h)
     return false;
   if (g.out_channels % (kUnit * config.slices) != 0 || g.in_channels % (2 * kUnit * config.slices) != 0)
     return false;
@@ -174,9 +187,9 @@ double EstimateOf(const BitBlocks& blocks, const BitBlocksConfig& config, const 
     const BitBlockLayer& layer = p.layers[i];
     const int units = (i == 0 ? p.pixel_tiles : p.place_tiles) * layer.units;
     const double product = 42.0 * layer.steps * products, codes = 200.0 * p.bits;
-    block += 500 +
-             std::max<double>(static_cast<double>(CeilDiv(units, kBitBlocksGroups)) * (200 + product + codes),
-                              units * std::max(product, codes));
+    block +=
+        500 + std::max<double>(static_cast<double>(CeilDiv(units, config.groups)) * (200 + product + codes),
+                               units * std::max(product, codes));
     weights += layer.units * layer.unit_bytes;
   }
   const int64_t waves = CeilDiv(p.images * p.bands * p.slices, device.multiprocessors);
@@ -190,8 +203,10 @@ std::vector<BitBlocksConfig> Rank(const BitBlocks& blocks) {
   std::vector<std::pair<double, BitBlocksConfig>> ranking;
   for (int bands = 1; bands <= 8; ++bands) {
     for (int slices = 1; slices <= 8; slices *= 2) {
-      const BitBlocksConfig config{bands, slices};
-      if (Fits(blocks, config, device)) ranking.emplace_back(EstimateOf(blocks, config, device), config);
+      for (const int groups : {4, kMostBitBlocksGroups}) {
+        const BitBlocksConfig config{bands, slices, groups};
+        if (Fits(blocks, config, device)) ranking.emplace_back(EstimateOf(blocks, config, device), config);
+      }
     }
   }
   std::stable_sort(ranking.begin(), ranking.end(),
@@ -233,7 +248,8 @@ BitBlocksParams ParamsOf(const BitBlocks& blocks, const BitBlocksConfig& config)
 }  // namespace
 
 std::string BitBlocksConfig::Text() const {
-  return "bit_blocks_" + std::to_string(bands) + "x" + std::to_string(slices);
+  return "bit_blocks_" + std::to_string(bands) + "x" + std::to_string(slices) + "_groups" +
+         std::to_string(groups);
 }
 
 std::vector<BitBlocksConfig> BitBlocksConfigs(const BitBlocks& blocks) {
@@ -244,8 +260,11 @@ std::vector<BitBlocksConfig> BitBlocksConfigs(const BitBlocks& blocks) {
   return configs;
 }
 
-bool BitBlocksPay(const BitBlocks& blocks) {
-  const Device& device = blocks.convs[0][0]->On();
+double EstimateMicroseconds(const BitBlocks& blocks) {
+  return kBitBlocksKernel.microseconds(blocks, blocks.convs[0][0]->On());
+}
+
+double EstimateApart(const BitBlocks& blocks) {
   double apart = 0;
   for (size_t block = 0; block < blocks.convs.size(); ++block) {
     const Layers layers = ProblemsOf(blocks, block);
@@ -253,7 +272,7 @@ bool BitBlocksPay(const BitBlocks& blocks) {
       apart +=
           EstimateMicroseconds(*blocks.convs[block][i], blocks.shape, layers[i].planes).value_or(HUGE_VAL);
   }
-  return kBitBlocksKernel.microseconds(blocks, device) < apart;
+  return apart;
 }
 
 const FusedRow<BitBlocks> kBitBlocksKernel = {{"bit_blocks", "sm_90a",

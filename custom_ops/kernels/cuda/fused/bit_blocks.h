@@ -36,9 +36,9 @@ std::optional<BitBlocks> FindBitBlocks(std::span<const FedNode> nodes);
 extern const FusedRow<BitBlocks> kBitBlocksKernel;
 
 // A printable choice of what a block of a cluster has of an image: a band of rows, and a slice of the channels of each
-// convolution.
+// convolution; and of its warpgroups.
 struct BitBlocksConfig {
-  int bands = 1, slices = 1;
+  int bands = 1, slices = 1, groups = 4;
 
   std::string Text() const;
   bool operator==(const BitBlocksConfig&) const = default;
@@ -47,8 +47,9 @@ struct BitBlocksConfig {
 // Every configuration that computes the blocks exactly on their device, the cost model's choice first; none where the
 // kernel does not apply.
 std::vector<BitBlocksConfig> BitBlocksConfigs(const BitBlocks& blocks);
-// Whether the cost model takes the first of them for faster than a kernel for each convolution.
-bool BitBlocksPay(const BitBlocks& blocks);
+// As the cost model has it: of the first of them, and of a kernel for each convolution.
+double EstimateMicroseconds(const BitBlocks& blocks);
+double EstimateApart(const BitBlocks& blocks);
 
 class BitBlocksPlan;
 // `config`: one of these.
@@ -78,32 +79,38 @@ struct BitBlock {
   uint32_t products[kMostPlanes][kBitProducts] = {};  // BitsParams::products
 };
 
-// Behind the weights of a unit: steps of 64 channels, last ones, and flips.
+// In front of the weights of a unit: steps of 64 channels, last ones, and flips.
 inline constexpr int kBitUnitSteps = 64 * 4, kBitUnitConstants = 2 * kBitUnitSteps + 128;
 
 // In shared memory lie weights, x, what the first convolutions make and what the second ones do, each as planes of words of
 // places. Pixels of x are places in their order. What windows read has `pitch` places a row, the first of which is 0, one
 // row in front of the band's own and one behind; from there on windows and outputs of the second convolution have as
-// many.
+// many. Codes of half words come from other blocks as the threads have them (parts), 512 bytes of each plane of a tile of
+// 64 channels, and are put in their places by those who read them.
 struct BitBlocksParams {
   const uint8_t* x = nullptr;
   uint8_t* y = nullptr;
   int blocks = 0, images = 0, h = 0, w = 0;
-  int bits = 1;
+  int bits = 1, groups = 4;
   int bands = 1, slices = 1, rows = 0, pitch = 0;  // rows: of a band, the last of which may have fewer
   int pixel_tiles = 0, place_tiles = 0;            // of 64 pixels, of 64 places
-  // Where each tensor begins, and places of its words; of the windows' there may be two that take turns.
-  int x_at = 0, x_places = 0, windows_at = 0, windows_places = 0, windows_bytes = 0, windows_turns = 1,
-      made_at = 0, made_places = 0;
+  // Where each tensor begins, and places of its words.
+  int x_at = 0, x_places = 0, windows_at = 0, windows_places = 0, windows_bytes = 0, made_at = 0,
+      made_places = 0;
+  // Of windows those of the band, then of the last row of the band above and of the first row of the one below, so many
+  // tiles of each; there may be two of all that take turns.
+  int window_parts_at = 0, window_parts_bytes = 0, turns = 1, above_tiles = 0, below_tiles = 0;
+  int made_parts_at = 0;
   int shared_bytes = 0;
   FastDivisor by_w, by_pitch;
   BitBlockLayer layers[3];
   BitBlock block[kMostBitBlocks];
 };
+inline constexpr int kBitPartsBytes = 128 * 4;
 static_assert(sizeof(BitBlocksParams) <= 4096);
 
-// Warpgroups of a block that multiply.
-inline constexpr int kBitBlocksGroups = 4;
+// Warpgroups of a block: what registers allow.
+inline constexpr int kMostBitBlocksGroups = 6;
 
 cudaError_t LaunchBitBlocks(const BitBlocksParams& params, const LaunchOptions& options);
 

@@ -124,13 +124,11 @@ inline void StoreToCluster(uint32_t remote, const int4& v, uint32_t remote_barri
   emulator::Transfer([=] { std::memcpy(to, &v, sizeof v); }, emulator::PointerTo(remote_barrier), sizeof v);
 }
 
-inline void StoreHalfToCluster(uint32_t remote, uint16_t half) {
-  std::memcpy(emulator::PointerTo(remote), &half, sizeof half);
+inline void SendWordToCluster(uint32_t remote, uint32_t word, uint32_t remote_barrier) {
+  uint8_t* const to = emulator::PointerTo(remote);
+  emulator::Transfer([=] { std::memcpy(to, &word, sizeof word); }, emulator::PointerTo(remote_barrier),
+                     sizeof word);
 }
-inline void StoreWordToCluster(uint32_t remote, uint32_t word) {
-  std::memcpy(emulator::PointerTo(remote), &word, sizeof word);
-}
-inline void FenceCluster() {}
 
 inline unsigned LoadWordOr(const void* global, bool load, unsigned other) {
   return load ? *static_cast<const unsigned*>(global) : other;
@@ -148,7 +146,6 @@ inline void Arrive(uint32_t barrier) { emulator::ArriveAt(emulator::PointerTo(ba
 inline void ArriveRemotely(uint32_t remote_barrier) {
   emulator::ArriveAt(emulator::PointerTo(remote_barrier));
 }
-inline void ArriveReleasing(uint32_t remote_barrier) { ArriveRemotely(remote_barrier); }
 inline void ArriveExpecting(uint32_t barrier, int bytes) {
   emulator::ExpectBytes(emulator::PointerTo(barrier), bytes);
   emulator::ArriveAt(emulator::PointerTo(barrier));
@@ -156,7 +153,6 @@ inline void ArriveExpecting(uint32_t barrier, int bytes) {
 inline void WaitBarrier(uint32_t barrier, uint32_t parity) {
   emulator::WaitForParity(emulator::PointerTo(barrier), parity);
 }
-inline void WaitBarrierOfCluster(uint32_t barrier, uint32_t parity) { WaitBarrier(barrier, parity); }
 inline void ArriveAfterCopies(uint32_t barrier) {
   uint8_t* const at = emulator::PointerTo(barrier);
   emulator::Cluster& cluster = *emulator::current->block->cluster;
