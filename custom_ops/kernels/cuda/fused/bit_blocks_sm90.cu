@@ -195,6 +195,7 @@ struct BlocksOfBits {
           MultiplyBits<kUnit + kOnesRows>(counts, PlacesDescriptor(of_plane + of.step[step + i]), weights,
                                           i > 0 ? 1 : adds);
         }
+        WgmmaCommit();  // here ptxas needs no product of its own for that
         adds = 1;
       };
       if (of.steps == 1) return some.template operator()<1>(0);
@@ -211,7 +212,6 @@ struct BlocksOfBits {
         for (int plane = 1; plane >= 0; --plane) {
           if (bit - plane < w_planes) multiply(plane, bit - plane);
         }
-        WgmmaCommit();
         WgmmaWait<0>();
         HoldRegisters(counts);
 #pragma unroll
@@ -220,7 +220,6 @@ struct BlocksOfBits {
       }
     }
     multiply(0, 0);
-    WgmmaCommit();
     WgmmaWait<0>();
     HoldRegisters(counts);
   }
