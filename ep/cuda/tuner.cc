@@ -280,7 +280,7 @@ FoundTwo FindBlocks(std::span<const FedStep> steps) {
   // Of blocks that are alike the first one's convolutions say it all, and all of them where they are not.
   std::string key = std::to_string(blocks->convs.size()) + " bit blocks";
   for (size_t i = 0; i < 3; ++i) key += ", " + static_cast<const CudaStep&>(steps[i].step).Key();
-  key += cuda::ShapeText(blocks->shape) + " " + TextHash(keys);
+  key += cuda::ShapeText(blocks->shape) + ", all " + TextHash(keys);
   return {std::make_shared<const BlocksSteps>(*std::move(blocks)), std::move(key)};
 }
 

@@ -189,7 +189,11 @@ int64_t ClustersAtOnce(int size, const Device& device) {
 double EstimateOf(const BitBlocks& blocks, const BitBlocksConfig& config, const Device& device) {
   const BitBlocksParams p = ShapeOf(blocks, config);
   const int products = p.bits * blocks.convs[0][1]->Problem(blocks.shape).w_bits.fit;
-  double block = 3000;  // what blocks of a cluster wait for each other, and put parts in their places
+  // What blocks of a cluster wait for each other, and put parts in their places.
+  const int64_t units = blocks.convs[0][1]->Geometry().in_channels / kUnit;
+  const auto parts = [&](int tiles) { return static_cast<double>(CeilDiv(units * tiles, config.groups)); };
+  double block =
+      1500 + 300 * parts(p.pixel_tiles + p.above_tiles + p.below_tiles) + 210 * parts(p.place_tiles);
   for (size_t i = 0; i < kLayers; ++i) {
     const BitBlockLayer& layer = p.layers[i];
     // The last convolution's units come in pairs.
@@ -218,6 +222,7 @@ std::vector<BitBlocksConfig> Rank(const BitBlocks& blocks) {
   std::stable_sort(ranking.begin(), ranking.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<BitBlocksConfig> configs;
+  configs.reserve(ranking.size());
   for (const auto& [time, config] : ranking) configs.push_back(config);
   return configs;
 }
