@@ -194,8 +194,13 @@ double EstimateOf(const BitBlocks& blocks, const BitBlocksConfig& config, const 
   const auto parts = [&](int tiles) { return static_cast<double>(CeilDiv(units * tiles, config.groups)); };
   double block =
       1500 + 300 * parts(p.pixel_tiles + p.above_tiles + p.below_tiles) + 210 * parts(p.place_tiles);
+  // One warp fetches the weights of the next block meanwhile, copy by copy.
+  constexpr double kCopy = 75;
+  double copies = 0;
+  const int w_planes = products / p.bits;
   for (size_t i = 0; i < kLayers; ++i) {
     const BitBlockLayer& layer = p.layers[i];
+    copies += layer.units * (2 * layer.steps * w_planes + 3);
     // The last convolution's units come in pairs.
     const int in_row = i == 2 ? 2 : 1, tiles = i == 0 ? p.pixel_tiles : p.place_tiles;
     const int64_t items = int64_t{tiles} * layer.units / in_row, rounds = CeilDiv(items, config.groups);
@@ -205,7 +210,8 @@ double EstimateOf(const BitBlocks& blocks, const BitBlocksConfig& config, const 
     block += static_cast<double>(rounds) * in_row * (codes + step * layer.steps * products);
   }
   const int64_t turns = CeilDiv(p.images, ClustersAtOnce(p.bands * p.slices, device));
-  return static_cast<double>(turns) * (3500 + p.blocks * block) / kClocksPerMicrosecond;
+  return static_cast<double>(turns) * (3500 + block + (p.blocks - 1) * std::max(block, kCopy * copies)) /
+         kClocksPerMicrosecond;
 }
 
 std::vector<BitBlocksConfig> Rank(const BitBlocks& blocks) {
