@@ -10,8 +10,8 @@
 namespace lowbit::cuda {
 
 std::span<const KernelInfo* const> FusedTable() {
-  static constexpr const KernelInfo* kRows[] = {&kChainKernel, &kResidualPairKernel, &kBitPairKernel, &kBitBlocksKernel,
-                                                &kStemPoolKernel, &kAffineConvKernel};
+  static constexpr const KernelInfo* kRows[] = {&kChainKernel,     &kResidualPairKernel, &kBitPairKernel,
+                                                &kBitBlocksKernel, &kStemPoolKernel,     &kAffineConvKernel};
   return kRows;
 }
 
