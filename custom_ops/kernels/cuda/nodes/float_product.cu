@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/nodes/few_channels.cuh"
 #include "kernels/cuda/nodes/float_tiles.cuh"
+#include "kernels/cuda/nodes/one_channel.cuh"
 
 namespace lowbit::cuda {
 namespace {
@@ -356,6 +357,9 @@ PackedNodePtr PackProduct(const char* name, const Op& op, const Device& device, 
       auto bands = BandsOf(geometry, device, tiling);
       if (bands && (to_codes || geometry.k <= kMostBandProducts)) {
         bands->grid = grid;
+        OneChannelParams tasks{geometry, geometry.weights, geometry.pitch};
+        tasks.slices = bands->slices;
+        if (!to_codes && CutIntoTasks(tasks, device)) return PlanTasks(name, tasks, *bands, device);
         return PlanBands(name, *bands, device, to_codes);
       }
     }
