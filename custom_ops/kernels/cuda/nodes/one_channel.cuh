@@ -181,7 +181,7 @@ inline double CostOfTasks(const OneChannelParams& p, const Device& device) {
   const double products = double{kWarp} * kUnitRows * kUnitColumns * p.k * p.task_fours;
   const double of_task = products / kRate * (1 + hiding);
   const double multiplied = std::ceil(all) * p.warps * (kTask + of_task);
-  const double stored = double{p.count} * sizeof(float) / kStored;
+  const double stored = static_cast<double>(p.count) * sizeof(float) / kStored;
   return std::max(multiplied, stored) + std::max(0.0, all / at_once - 1) * kWave + kSchedulers * of_task;
 }
 
@@ -203,7 +203,7 @@ inline bool CutIntoTasks(OneChannelParams& p, const Device& device) {
   OneChannelParams best;
   double least = std::numeric_limits<double>::infinity();
   for (const int of_task : {1, 2, 3, 4, 8}) {
-    for (const int warps : {4, 6, 8, 12}) {
+    for (const int warps : {12, 8, 6, 4}) {  // of equals the largest blocks, which store long runs
       if ((of_task - 1) * kUnitRows >= p.rows) continue;
       SetTasks(p, of_task, warps);
       const double cost = CostOfTasks(p, device);
