@@ -42,8 +42,8 @@ REMOTE = "LOWBIT_REMOTE" in os.environ
 # No deadline: tests never judge time. Derandomized, so that a failure in CI is the same failure at home; the
 # full run looks at other examples and prints how to repeat what it finds.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=30)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=30, print_blob=True)
-hypothesis.settings.register_profile("emulated", deadline=None, derandomize=True, max_examples=25)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=20, print_blob=True)
+hypothesis.settings.register_profile("emulated", deadline=None, derandomize=True, max_examples=15)
 hypothesis.settings.register_profile("sanitized", deadline=None, derandomize=True, max_examples=10)
 _PROFILE = "sanitized" if SANITIZED else "emulated" if REMOTE else "full" if FULL else "default"
 hypothesis.settings.load_profile(_PROFILE)
@@ -51,7 +51,7 @@ hypothesis.settings.load_profile(_PROFILE)
 
 # Under a sanitizer one of so many tests runs, and at least one, of what a test of tests/numerics has for each
 # kernel (operands, widths, geometries).
-SANITIZED_SHARE = 8
+SANITIZED_SHARE = 12
 KERNEL = ("row", "isa")  # the parameters that say which one it is
 
 

@@ -58,7 +58,10 @@ ARM_PROCESSORS = {
 }
 ARM_SHORT = {"cortex-a53": "neon and (edge or extreme)"}
 # Of tests/hostile, what hardly comes to native code: nothing in it is a sanitizer's to see.
-IN_PYTHON = ("bad_models", "bad_outputs", "bad_qonnx", "external_data", "hostile_names", "mutated_qonnx")
+IN_PYTHON = (
+    *("bad_models", "bad_outputs", "bad_qonnx", "differential", "external_data", "hostile_names"),
+    "mutated_qonnx",
+)
 # Of tests/packaging, what looks at the installed package; the other files look at the repository.
 INSTALLED = tuple(f"tests/packaging/test_{each}.py" for each in ("c_package", "examples", "library"))
 # Without what the Makefile tells g++ alone.
@@ -431,14 +434,16 @@ def wheel_from_sdist() -> Outcome:
     )
 
 
-# What has many processes of its own comes last, so that no step of a single one is left to end alone.
+# The longest come early; last comes what is many short processes: no step of one is left to end alone.
 FULL: list[Step] = [
-    *LINT,
+    *(step for step in LINT if step[0] != "clang-tidy"),
     ("generated docs are current", docs_current),
     ("docs without drift", docs_without_drift),
     ("documentation as a site", site),
     ("C++ tests", cxx_tests),
     ("tests", all_tests),
+    ("CUDA", cuda_build),
+    ("AddressSanitizer and UBSan", address_sanitizer),
     ("Triton", served_by_triton),
     ("Ray", ray_cluster),
     ("wheel from sdist", wheel_from_sdist),
@@ -449,9 +454,8 @@ FULL: list[Step] = [
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("every ISA level", each_isa_level),
-    ("AddressSanitizer and UBSan", address_sanitizer),
-    ("CUDA", cuda_build),
     ("ThreadSanitizer", thread_sanitizer),
+    ("clang-tidy", clang_tidy),
 ]
 
 AFTER: dict[str, tuple[str, ...]] = {

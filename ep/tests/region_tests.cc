@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <thread>
 
 #include "ep/cpu/cpu_backend.h"
@@ -1685,11 +1686,21 @@ void TestLargePartitions() {
   }
 }
 
-}  // namespace
-}  // namespace lowbit::ep
+// What several threads run, or might.
+void TestThreads() {
+  TestTuning();
+  TestProgramMayDieBeforeItsPlans();
+  TestStepsThatFailBesideOthers();
+  TestMemoryOfOtherShapes();
+  TestConcurrentRuns();
+  TestBandsOfRows();
+  TestTeam();
+  TestSharesOfOthers();
+  TestFailuresInTeams();
+  TestRunsInTeams();
+}
 
-int main() {
-  using namespace lowbit::ep;
+void TestPlansAndModels() {
   TestRandomMemoryPlans();
   TestMemoryPlanOfChain();
   TestMemoryPlanOverflow();
@@ -1709,18 +1720,8 @@ int main() {
   TestFusionOfBothInputs();
   TestFusionOfSeveral();
   TestPlansAreBounded();
-  TestTuning();
-  TestProgramMayDieBeforeItsPlans();
-  TestStepsThatFailBesideOthers();
   TestInstanceOrder();
   TestInstancesThatCannotBeCreated();
-  TestMemoryOfOtherShapes();
-  TestConcurrentRuns();
-  TestBandsOfRows();
-  TestTeam();
-  TestSharesOfOthers();
-  TestFailuresInTeams();
-  TestRunsInTeams();
   TestCompiledModels();
   TestWeightlessModels();
   TestForeignCompiledModels();
@@ -1732,6 +1733,15 @@ int main() {
   TestReshapesAtRims();
   TestRandomPartitions();
   TestLargePartitions();
-  if (g_failures == 0) std::puts("ok");
-  return g_failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lowbit::ep
+
+// `threads`: only the tests that have several, for ThreadSanitizer.
+int main(int count, char** arguments) {
+  lowbit::ep::TestThreads();
+  if (count < 2 || std::string_view(arguments[1]) != "threads") lowbit::ep::TestPlansAndModels();
+  if (lowbit::ep::g_failures == 0) std::puts("ok");
+  return lowbit::ep::g_failures == 0 ? 0 : 1;
 }

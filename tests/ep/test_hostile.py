@@ -34,5 +34,5 @@ def test_random_bytes_never_crash(device: str, seeds) -> None:
 
 
 def test_mutants_end_as_they_end_without_the_provider(device: str, seeds) -> None:
-    ended = outcomes_of("tests.ep.mutants", 0, 60 * len(seeds(1)))
+    ended = outcomes_of("tests.ep.mutants", 0, 40 * len(seeds(1)))
     assert len({end.split(":")[0] for end in ended.values()}) == 2, "both outcomes are expected to occur"

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SANITIZED
 from tests.hostile.campaign import State, fuzz
 from tests.support import require_native
 
-# A sanitizer looks at lowbit's nodes alone, which its numerics and broken models run in every form; here it
-# would mostly watch Python convert.
-_PER_PART = 8 if SANITIZED else 16
+_PER_PART = 12
 
 
 @pytest.mark.parametrize("device", ["cpu-ops", "cpu-ep"])

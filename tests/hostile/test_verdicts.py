@@ -254,7 +254,7 @@ def test_a_campaign_survives_crashes_and_hangs(tmp_path: Path, monkeypatch) -> N
     assert campaign.State.read(state.path).next_seed("lowbit cpu") == 10
 
 
-@pytest.mark.parametrize(("kind", "count"), [("lowbit", 150), ("context", 60)])
+@pytest.mark.parametrize(("kind", "count"), [("lowbit", 100), ("context", 40)])
 def test_a_little_of_each_campaign(tmp_path: Path, kind: str, count: int, seeds) -> None:
     state = campaign.State.read(tmp_path / "state.json")
     assert campaign.fuzz(kind, "cpu-ep", count * len(seeds(1)), None, 1, state) == 0, state.runs

@@ -14,6 +14,8 @@ from lowbit.models.quantization import ActivationQuantizer, QuantizedWeight
 from onnx import TensorProto, numpy_helper
 
 SMALL = {"image": 32, "classes": 10}
+# VGG-16 has no layer that the others lack, and many times their weights.
+LIGHT = [name for name in NETWORKS if name != "vgg16"]
 
 # Parameters of the torchvision networks at 1000 classes, less what folding a BatchNormalization removes (it
 # leaves the convolution one bias a channel) and plus the four parameters of each one that stays.
@@ -107,7 +109,7 @@ def test_every_layer_has_the_stated_widths(name, bits):
         np.testing.assert_array_equal(values[bias.input[1]], values[x.input[1]] * values[weight.input[1]])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_first_and_last_layers_may_have_other_widths(name):
     model = build(name, 1, 2, ends=8, image=32, classes=10)
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
@@ -123,7 +125,7 @@ def test_first_and_last_layers_may_have_other_widths(name):
         build(name, 1, 2, ends=9)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_w8a8_computes_what_the_float_network_computes(name):
     samples = images(1, 32, seed=11)
     expected = run(build(name, **SMALL), samples).ravel()

@@ -142,7 +142,7 @@ def test_kernel_rows_of_images(channels, x, row):
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("x", operands(BITS), ids=str)
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 63, 64, 65, 100, 128, 192, 330])
+@pytest.mark.parametrize("channels", [1, 3, 63, 64, 65, 128, 192, 330])
 def test_packing_of_channels(channels, x, row):
     """Few codes, whole vectors and what is left of them, an odd number of runs, runs that lie apart in x."""
     rng = np.random.default_rng(channels)

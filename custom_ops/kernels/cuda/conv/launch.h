@@ -151,15 +151,14 @@ inline constexpr bool kMayFinish =
     kFinish == Finish::kPlanesTail ? kTileN % (kPlaneChannels / 2) == 0
                                    : kFinish != Finish::kOfZeros || kTileN <= kMostZeroColumns;
 
-// What a sample has (HasInstance) of a family whose tiles are finished in many ways: one for each way that sums go, of a typical
-// tile. All finishes are in the sample of boxes_sm90.cu, by the same function (FinishTile).
+// What a sample has (HasInstance) of a family whose tiles are finished in many ways: one for each place that sums go to, of a
+// typical tile. All finishes are in the sample of boxes_sm90.cu, by the same function (FinishTile).
 template <bool kSigned, Finish kFinish>
 constexpr bool IsSampled(bool is_typical) {
   using enum Finish;
   if (kFinish == kIntegers) return is_typical || !kSigned;
   return is_typical && !kSigned &&
-         (kFinish == kThroughMemory || kFinish == kTailOfCluster || kFinish == kFloatsFromZero ||
-          kFinish == kFloatsAdding || kFinish == kPlanesTail || kFinish == kIntegersOfTail);
+         (kFinish == kThroughMemory || kFinish == kTailOfCluster || kFinish == kPlanesTail);
 }
 
 template <auto kKernel, typename... Params>
