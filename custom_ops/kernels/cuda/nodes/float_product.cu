@@ -249,7 +249,7 @@ struct RunTile {
 };
 
 using Tiles =
-    std::tuple<Tile<128, 64, 8, 8, 3, 97, 85>, Tile<64, 64, 8, 4, 4, 95, 82>, Tile<64, 32, 8, 4, 4, 90, 71>,
+    std::tuple<Tile<128, 64, 8, 8, 3, 97, 85>, Tile<64, 64, 8, 4, 4, 95, 84>, Tile<64, 32, 8, 4, 4, 90, 71>,
                Tile<64, 32, 8, 4, 4, 97, 95, 4>, Tile<64, 32, 8, 8, 3, 97, 84, 8, 256>,
                RunTile<64, 8, 97, 88>, RunTile<128, 4, 102, 88>, Tile<128, 8, 4, 4, 6, 96, 92>>;
 constexpr int kDepth = std::tuple_element_t<0, Tiles>::kDepth;
