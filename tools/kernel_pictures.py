@@ -268,7 +268,8 @@ FAMILIES = {
         "For 1x1 layers. All warpgroups of a block, its team, multiply with the same weights in shared "
         "memory; each takes the next tile of 64 pixels, multiplies, rounds and stores without waiting for "
         "the others, so that some multiply while others round. `team_192x64_stages6`: three warpgroups, "
-        "64 channels, 6 slots of pixels and codes.",
+        "64 channels, 6 slots of pixels and codes. `_kept`: the weights of two columns of channels stay, and "
+        "tiles come pixel by pixel.",
         "shared memory of a block: pixels may go once multiplied, codes once stored",
         [
             Group("fetched once", [Cell("weights", "weights", 1.7)]),

@@ -59,8 +59,10 @@ struct ConvConfig {
   // Takes so much shared memory that a multiprocessor has one block at a time: where kernels overlap, blocks
   // otherwise share those that the kernel before leaves first, while others idle.
   bool apart = false;
-  bool packs = false;          // bits: a kernel before it makes planes of the input
-  bool keeps_weights = false;  // residual pair: all weights of a block's channels stay in shared memory
+  bool packs = false;  // bits: a kernel before it makes planes of the input
+  // Residual pair: all weights of a block's channels stay in shared memory. Team: those of two columns of channels do, whose
+  // tiles come in turns, pixel by pixel.
+  bool keeps_weights = false;
 
   std::string Text() const;
   bool operator==(const ConvConfig&) const = default;

@@ -13,11 +13,17 @@ extern const ConvRow kTeamRow;
 inline constexpr int kMaxTeamSlots = 8;
 constexpr int MaxTeamGroups(int tile_n) { return tile_n > 64 ? 4 : 6; }
 
-// Tiles in columns of channels, one column after the other.
+// Columns of channels whose weights a block has room for.
+inline constexpr int kTeamColumns = 2;
+
+// Tiles in a line, which blocks share: all columns of channels, one after the other. Or, `by_pixel`, as many lines as there are
+// pairs of columns, each with blocks of its own: pixels one after the other, those of one column and then of the other.
 struct TeamParams : TileParams, PixelParams {
-  TileShares shares;
-  int weight_columns = 1;  // whose weights a block may keep
-  FastDivisor by_column;   // tiles of a column
+  TileShares shares;  // of a line
+  int lines = 1;
+  int pixels_offset = 0;  // of slots, behind the weights
+  bool by_pixel = false;
+  FastDivisor by_row;  // tiles of a column; columns of a pair
 };
 
 cudaError_t LaunchTeam(const TeamParams& params, const ConvConfig& config, const LaunchOptions& options);

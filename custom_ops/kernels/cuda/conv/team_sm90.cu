@@ -1,8 +1,9 @@
 // 1x1 convolutions on wgmma, for Hopper (sm_90a): the warpgroups of a block share its channels' weights, each
-// finishes tiles of 64 pixels on its own. Tiles stand in one line, column of channels by column; a block has
-// as many neighbours of them as the others or one more, so that all multiprocessors end together, and the
-// weights of a second column where its tiles reach into one. The tensor memory accelerator fetches pixels and
-// residuals of many tiles ahead, as far as slots reach, and stores codes, which take the residuals' place.
+// finishes tiles of 64 pixels on its own. Tiles stand in lines, column of channels by column or pixel by pixel
+// (TeamParams); a block has as many neighbours of them as the others or one more, so that all multiprocessors
+// end together, and the weights of a second column where its tiles reach into one. The tensor memory
+// accelerator fetches pixels and residuals of many tiles ahead, as far as slots reach, and stores codes, which
+// take the residuals' place.
 //
 //   slot   pixels            | residuals, then codes
 //   free   once multiplied   | once the store has read them
@@ -29,8 +30,8 @@ struct Team {
   static constexpr int kSums = kTileN / 2, kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes,
                        kBytesY = kTileM * kTileN;
   struct Static {
-    BlockState<kTileN> states[2];  // of the two columns
-    alignas(8) uint64_t barriers[4 * kMaxTeamSlots + 2];
+    BlockState<kTileN> states[kTeamColumns];
+    alignas(8) uint64_t barriers[4 * kMaxTeamSlots + kTeamColumns];
   };
 
   const TeamParams& p;
@@ -41,7 +42,7 @@ struct Team {
   ThreadPlace own = {};
   const int groups = static_cast<int>(blockDim.x) / kWarpgroup, slots = p.stages;
   const int weight_bytes = p.k_tiles * kBytesB, pixel_bytes = p.k_tiles * kBytesA;
-  const uint32_t pixels = weights.at + p.weight_columns * weight_bytes, codes = weights.at + p.staging_offset;
+  const uint32_t pixels = weights.at + p.pixels_offset, codes = weights.at + p.staging_offset;
   const uint32_t barriers = SharedAddress(fixed.barriers);
   // A slot's pixels; its residuals, then codes.
   const Ring<kMaxTeamSlots> pixel_ring = {barriers, slots},
@@ -50,8 +51,9 @@ struct Team {
 
   // This block's tiles, the columns of channels they lie in, and where the thread is.
   const TileRange tiles = {p.shares, static_cast<int>(blockIdx.x)};
-  const int column0 = Divide(tiles.first, p.by_column),
-            columns = Divide(tiles.last - 1, p.by_column) - column0 + 1;
+  const int column0 =
+                p.by_pixel ? static_cast<int>(blockIdx.y) * kTeamColumns : Divide(tiles.first, p.by_row),
+            columns = p.by_pixel ? kTeamColumns : Divide(tiles.last - 1, p.by_row) - column0 + 1;
   TilePosition at = {};
   int tile = tiles.first + own.group, column = 0, stored = -1;
   RingPlace place = {own.group};
@@ -63,10 +65,11 @@ struct Team {
   }
   // Returns which of the block's columns the tile lies in.
   __device__ __forceinline__ int GoTo(int to) {
-    const int column = Divide(to, p.by_column);
-    at.m0 = (to - column * static_cast<int>(p.by_column.divisor)) * kTileM;
-    at.n0 = column * kTileN;
-    return column - column0;
+    const int row = Divide(to, p.by_row), in_row = to - row * static_cast<int>(p.by_row.divisor);
+    const int column = p.by_pixel ? in_row : row - column0;
+    at.m0 = (p.by_pixel ? row : in_row) * kTileM;
+    at.n0 = (column0 + column) * kTileN;
+    return column;
   }
 
   __device__ __forceinline__ void SetUp() {
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(MaxTeamGroups(kTileN) * 128 + 64, 1)
 
 cudaError_t LaunchTeam(const TeamParams& p, const ConvConfig& config, const LaunchOptions& options) {
   const int groups = config.tile_m / kTileM;
-  if (groups < p.weight_columns || groups > MaxTeamGroups(config.tile_n) || p.stages < 1 ||
+  if (groups < kTeamColumns || groups > MaxTeamGroups(config.tile_n) || p.stages < 1 ||
       p.stages % groups != 0 || p.stages > kMaxTeamSlots) {
     return cudaErrorInvalidValue;
   }
@@ -199,7 +202,8 @@ cudaError_t LaunchTeam(const TeamParams& p, const ConvConfig& config, const Laun
             return cudaErrorInvalidValue;  // whole boxes of bytes are stored, and nothing lies outside of images
           } else if constexpr (HasInstance(IsSampled<kSigned, kFinish>(true))) {
             return LaunchKernel<ConvTeam<tile_n, kSigned, kFinish>>(
-                options, {Dim(p.shares.blocks), groups * kWarpgroup + 64, options.shared_bytes}, p, maps);
+                options, {Dim(p.shares.blocks, p.lines), groups * kWarpgroup + 64, options.shared_bytes}, p,
+                maps);
           } else {
             return cudaErrorInvalidValue;
           }
