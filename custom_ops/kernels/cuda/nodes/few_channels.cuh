@@ -226,24 +226,26 @@ inline bool CutIntoBands(BandParams& p, const Device& device) {
          BandBytes(p) <= static_cast<size_t>(device.shared_bytes);
 }
 
+inline void LaunchBands(const Run& run, const Device& device, BandParams p, bool to_codes) {
+  // Four floats of a line, or codes of a pixel.
+  p.stores_fours = to_codes ? p.rows % 4 == 0 && CommonUnit({p.y}) >= 4
+                            : p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
+  WithBandWindow(p.windows, [&](auto width, auto stride) {
+    std::visit(
+        [&](auto codes) {
+          const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
+          const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
+                          BlocksFor(p.rows, p.outputs));
+          const LaunchShape shape{grid, kBandBlock, static_cast<int>(BandBytes(p))};
+          run.Check(LaunchKernel<ConvBands<width(), stride(), codes()>>(run.queue, device, shape, p));
+        },
+        OneOf(to_codes));
+  });
+}
+
 inline NodePlanPtr PlanBands(const std::string& name, const BandParams& geometry, const Device& device,
                              bool to_codes) {
-  const auto launch = [=](const Run& run, BandParams p) {
-    // Four floats of a line, or codes of a pixel.
-    p.stores_fours = to_codes ? p.rows % 4 == 0 && CommonUnit({p.y}) >= 4
-                              : p.windows.w.out % 4 == 0 && CommonUnit({p.y, p.residual}) == 16;
-    WithBandWindow(p.windows, [&](auto width, auto stride) {
-      std::visit(
-          [&](auto codes) {
-            const int64_t images = p.columns / (p.windows.h.out * p.windows.w.out);
-            const dim3 grid(static_cast<unsigned>(images * p.by_down.divisor * p.bands_across),
-                            BlocksFor(p.rows, p.outputs));
-            const LaunchShape shape{grid, kBandBlock, static_cast<int>(BandBytes(p))};
-            run.Check(LaunchKernel<ConvBands<width(), stride(), codes()>>(run.queue, device, shape, p));
-          },
-          OneOf(to_codes));
-    });
-  };
+  const auto launch = [=](const Run& run, const BandParams& p) { LaunchBands(run, device, p, to_codes); };
   return MakeKernelPlan(name + (to_codes ? " to codes" : "") + " bands " + std::to_string(geometry.lines) +
                             "x" + std::to_string(4 * geometry.fours),
                         geometry, launch);

@@ -12,7 +12,7 @@
 
 namespace lowbit::cuda {
 
-// Channels of an image whose convolutions have kernels of their own (few_channels.cuh).
+// Channels of an image whose convolutions have kernels of their own (few_channels.cuh, one_channel.cuh).
 inline constexpr int kMostFewChannels = 4;
 
 // What estimates count with, of a multiprocessor. They decide how sums are split, so that another number here is another

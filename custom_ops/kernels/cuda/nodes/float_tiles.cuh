@@ -643,11 +643,18 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         next_biases = LoadBiases<kWidth>(p, group, row_of(begin * 4 + at * kWidth));
       }
     };
+    const auto target_of = [&](int at) -> FourPlace {
+      const int place = begin * 4 + at * kWidth, i = row_of(place), j = column_of(place);
+      return {i, j, Column::Target(p, group, i, j)};
+    };
     load_biases(tid);
+    FourPlace next_target = target_of(tid);  // worked out while sums are on their way
     wait();
     for (int at = tid; at < count; at += kThreads) {
       const Fours own_residuals = residuals, own_biases = next_biases;
+      const FourPlace target = next_target;
       load_biases(at + kThreads);
+      next_target = target_of(at + kThreads);
       if (p.limits.adds && at + kThreads < count) {
         residuals = residuals_at(fours, begin * 4 + (at + kThreads) * kWidth);
       }
@@ -662,13 +669,14 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         }
         return out;
       };
-      const Fours all = AddSlices<decltype(most)::value>(parts, load);
-      const int place = begin * 4 + at * kWidth, i = row_of(place), j = column_of(place);
-      const FourPlace target = {i, j, Column::Target(p, group, i, j)};
-      const Fours biases = kKeepsBiases ? biases_of_row(i - i0) : own_biases;
+      // Of few parts, as most tiles have, without the code for many.
+      constexpr int kMost = decltype(most)::value, kFew = 4;
+      const Fours all =
+          parts <= kFew ? AddSlices<std::min(kMost, kFew)>(parts, load) : AddSlices<kMost>(parts, load);
+      const Fours biases = kKeepsBiases ? biases_of_row(target.i - i0) : own_biases;
       if constexpr (kFours) {
         StoreFours<Column, true>(p, y, group, target, all, biases, own_residuals);
-      } else if (i < p.rows && j < p.columns) {
+      } else if (target.i < p.rows && target.j < p.columns) {
         y[target.at] = FinishSum(p, biases.v, all.v[0], own_residuals.v[0]);
       }
     }

@@ -100,7 +100,8 @@ __device__ __forceinline__ void StoreSquare(const WinogradParams& p, float* y, i
                                             const Fours& sums) {
   if (row >= p.rows || square >= p.squares) return;
   const SquarePlace of(p, static_cast<unsigned>(square), kMade);
-  StoreOutputs(p, y, p.bias == nullptr ? nullptr : p.bias + row, row, of.image, of.y, of.x, sums);
+  StoreOutputs(p, y, p.bias == nullptr ? nullptr : p.bias + row, SquareTarget(p, row, of.image, of.y, of.x),
+               sums);
 }
 
 __global__ void __launch_bounds__(kBlock) WinogradSquares(const __grid_constant__ WinogradParams p) {

@@ -60,23 +60,50 @@ __device__ __forceinline__ Fours TransformSums(const At& at) {
   return out;
 }
 
-// The outputs of a square from (y0, x0) of an image on, which is inside; *bias is added where there are biases.
-__device__ __forceinline__ void StoreOutputs(const WinogradParams& p, float* y, const float* bias, int row,
-                                             int image, int y0, int x0, const Fours& sums) {
-  const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
-  int64_t at = ((int64_t{image} * p.rows + row) * out_h + y0) * out_w + x0;
+// Where the outputs of a square lie, from (y0, x0) of an image on, which is inside, and what is added to them.
+struct SquareTarget {
+  int64_t at = 0;
+  bool has_lower = false, has_right = false;  // are inside, too
+  float added[kSquareMade * kSquareMade] = {};
+
+  SquareTarget() = default;
+  __device__ __forceinline__ SquareTarget(const WinogradParams& p, int row, int image, int y0, int x0) {
+    const int out_h = static_cast<int>(p.windows.h.out), out_w = static_cast<int>(p.windows.w.out);
+    at = ((int64_t{image} * p.rows + row) * out_h + y0) * out_w + x0;
+    has_lower = y0 + 1 < out_h;
+    has_right = x0 + 1 < out_w;
+    if (!p.limits.adds) return;
 #pragma unroll
-  for (int i = 0; i < kSquareMade; ++i, at += out_w) {
-    if (y0 + i >= out_h) return;
-    const float left = sums.v[i * kSquareMade], right = sums.v[i * kSquareMade + 1];
+    for (int i = 0; i < kSquareMade; ++i) {
+      const float* const from = p.residual + at + i * out_w;
+      if (i > 0 && !has_lower) return;
+      if (p.stores_pairs) {
+        const float2 pair = *reinterpret_cast<const float2*>(from);
+        added[i * kSquareMade] = pair.x, added[i * kSquareMade + 1] = pair.y;
+      } else {
+        added[i * kSquareMade] = from[0];
+        if (has_right) added[i * kSquareMade + 1] = from[1];
+      }
+    }
+  }
+};
+
+// *bias is added where there are biases.
+__device__ __forceinline__ void StoreOutputs(const WinogradParams& p, float* y, const float* bias,
+                                             const SquareTarget& target, const Fours& sums) {
+  const int out_w = static_cast<int>(p.windows.w.out);
+#pragma unroll
+  for (int i = 0; i < kSquareMade; ++i) {
+    if (i > 0 && !target.has_lower) return;
+    float* const to = y + target.at + i * out_w;
+    const auto finish = [&](int j) {
+      return FinishSum(p, bias, sums.v[i * kSquareMade + j], target.added[i * kSquareMade + j]);
+    };
     if (p.stores_pairs) {
-      float2 added = {0, 0};
-      if (p.limits.adds) added = *reinterpret_cast<const float2*>(p.residual + at);
-      *reinterpret_cast<float2*>(y + at) =
-          make_float2(FinishSum(p, bias, left, added.x), FinishSum(p, bias, right, added.y));
+      *reinterpret_cast<float2*>(to) = make_float2(finish(0), finish(1));
     } else {
-      y[at] = FinishSum(p, bias, left, ResidualAt(p, at));
-      if (x0 + 1 < out_w) y[at + 1] = FinishSum(p, bias, right, ResidualAt(p, at + 1));
+      to[0] = finish(0);
+      if (target.has_right) to[1] = finish(1);
     }
   }
 }

@@ -11,7 +11,8 @@
 // They meet in stages of kSliceChannels channels.
 //
 // When all is multiplied, the sums go through shared memory to threads that have a square of an output with all its
-// points, transform it and send it to the block of the cluster that adds and finishes it.
+// points, transform it and send it to the block of the cluster that adds and finishes it. Where producers are enough for
+// that, they have worked out where all of it lies and goes while the consumers multiplied.
 #include <tuple>
 
 #include "kernels/cuda/device/one_of.h"
@@ -54,6 +55,9 @@ struct PatchTile {
   static constexpr int kFours = kRows / kFour, kWeightFloats = kFours * kFourPitch;
   static constexpr int kStageFloats = kPointFloats + kWeightFloats;
   static constexpr int kPairs = kRows * kPatchSquares;  // of an output and a square
+  // Pairs of a producer's thread; whether it has registers for where they lie.
+  static constexpr int kFinishers = kProducers * kWarp, kEach = (kPairs + kFinishers - 1) / kFinishers;
+  static constexpr bool kProducersFinish = kEach <= 4;
   static_assert(kPointsOfWarp * kGroups * kPatchSide == kLanes && kRows % kFour == 0);
   // Sums wait for the transform where the stages were: of a point and a thread's row those of all groups side by side,
   // in different banks.
@@ -282,6 +286,52 @@ __global__ void __launch_bounds__(T::kBlock, 1) WinogradPatches(const __grid_con
   const SquarePlace patch(p, blockIdx.x, kPatch);
   WaitForPredecessors();
 
+  // A pair is of a row, as they lie there, and a square.
+  const auto sums_of = [&](int pair) {
+    const int square = pair % kPatchSquares;
+    return stages + pair / kPatchSquares * kPointPitch + PlaceOf(square / kPatchSide, square % kPatchSide);
+  };
+  const auto outputs_of = [](const float* of_pair) {
+    return TransformSums(
+        [&](int down, int column) { return of_pair[(column * kSquareSide + down) * T::kSumPitch]; });
+  };
+  const auto row_of = [](int pair) {
+    const int place = pair / kPatchSquares;
+    return RowOf<T>(place % T::kGroups, place / T::kGroups);
+  };
+  const auto y_of = [&](int pair) { return patch.y + pair % kPatchSquares / kPatchSide * kSquareMade; };
+  const auto x_of = [&](int pair) { return patch.x + pair % kPatchSquares % kPatchSide * kSquareMade; };
+  const auto is_there = [&](int pair) {
+    return row0 + row_of(pair) < p.rows && y_of(pair) < p.windows.h.out && x_of(pair) < p.windows.w.out;
+  };
+  const auto target_of = [&](int pair) {
+    return SquareTarget(p, row0 + row_of(pair), patch.image, y_of(pair), x_of(pair));
+  };
+  const auto store = [&](int pair, const Fours& sums) {
+    if (is_there(pair)) StoreOutputs(p, p.y, biases + row_of(pair), target_of(pair), sums);
+  };
+  struct Receiver {
+    uint32_t to, barrier;
+  };
+  const auto receiver_of = [&](int pair) -> Receiver {
+    const auto [owner, in_part] = Divided(static_cast<unsigned>(pair), p.by_part);
+    return {ClusterAddress(SharedAddress(received + slice * part + in_part), owner),
+            ClusterAddress(exchange, owner)};
+  };
+  const auto send = [](const Receiver& receiver, const Fours& outputs) {
+    const int4 words = {__float_as_int(outputs.v[0]), __float_as_int(outputs.v[1]),
+                        __float_as_int(outputs.v[2]), __float_as_int(outputs.v[3])};
+    StoreToCluster(receiver.to, words, receiver.barrier);
+  };
+  const auto sum_of = [&](int at) {
+    const auto load = [&](int s) {
+      const float4 v = received[s * part + at];
+      return Fours{{v.x, v.y, v.z, v.w}};
+    };
+    constexpr int kFew = 8;  // half of the code
+    return p.slices <= kFew ? AddSlices<kFew>(p.slices, load) : AddSlices<kMostBlocks>(p.slices, load);
+  };
+
   if (warp >= T::kConsumers) {
     const int producer = warp - T::kConsumers;
     const int of_task = min(lane, kLanes - 1) / kPatchSide, column = min(lane, kLanes - 1) % kPatchSide;
@@ -330,45 +380,56 @@ __global__ void __launch_bounds__(T::kBlock, 1) WinogradPatches(const __grid_con
     SyncThreads<T::kConsumers * kWarp>();  // the sums take the place of the stages
     products.Put(stages);
   }
+  if constexpr (T::kProducersFinish) {
+    if (p.in_cluster && warp >= T::kConsumers) {
+      const int own_thread = tid - T::kConsumers * kWarp, first = slice * part + own_thread;
+      const float* sums[T::kEach];
+      Receiver receivers[T::kEach];
+#pragma unroll
+      for (int i = 0; i < T::kEach; ++i) {
+        const int pair = min(own_thread + i * T::kFinishers, T::kPairs - 1);
+        sums[i] = sums_of(pair);
+        receivers[i] = receiver_of(pair);
+      }
+      const bool has_first = own_thread < own && is_there(first);
+      SquareTarget target;
+      float bias = 0;
+      if (has_first) {
+        target = target_of(first);
+        bias = biases[row_of(first)];
+      }
+      LetSuccessorsStart();
+      ClusterWait();
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < T::kEach; ++i) {
+        if (own_thread + i * T::kFinishers < T::kPairs) send(receivers[i], outputs_of(sums[i]));
+      }
+      WaitBarrier(exchange, 0);
+      if (has_first) StoreOutputs(p, p.y, &bias, target, sum_of(own_thread));
+      for (int at = own_thread + T::kFinishers; at < own; at += T::kFinishers) {
+        store(slice * part + at, sum_of(at));
+      }
+      return;
+    }
+  }
   LetSuccessorsStart();
   if (p.in_cluster) ClusterWait();
   __syncthreads();
+  if (T::kProducersFinish && p.in_cluster) return;
 
-  // A pair is of a row, as they lie there, and a square.
-  const auto store = [&](int pair, const Fours& sums) {
-    const int place = pair / kPatchSquares, square = pair % kPatchSquares;
-    const int row = RowOf<T>(place % T::kGroups, place / T::kGroups);
-    const int y = patch.y + square / kPatchSide * kSquareMade,
-              x = patch.x + square % kPatchSide * kSquareMade;
-    if (row0 + row >= p.rows || x >= p.windows.w.out) return;
-    StoreOutputs(p, p.y, biases + row, row0 + row, patch.image, y, x, sums);
-  };
   for (int pair = tid; pair < T::kPairs; pair += T::kBlock) {
-    const int square = pair % kPatchSquares;
-    const float* const from =
-        stages + pair / kPatchSquares * kPointPitch + PlaceOf(square / kPatchSide, square % kPatchSide);
-    const Fours outputs = TransformSums(
-        [&](int down, int column) { return from[(column * kSquareSide + down) * T::kSumPitch]; });
-    if (!p.in_cluster) {
+    const Fours outputs = outputs_of(sums_of(pair));
+    if (p.in_cluster) {
+      send(receiver_of(pair), outputs);
+    } else {
       store(pair, outputs);
-      continue;
     }
-    const auto [owner, in_part] = Divided(static_cast<unsigned>(pair), p.by_part);
-    const int4 words = {__float_as_int(outputs.v[0]), __float_as_int(outputs.v[1]),
-                        __float_as_int(outputs.v[2]), __float_as_int(outputs.v[3])};
-    StoreToCluster(ClusterAddress(SharedAddress(received + slice * part + in_part), owner), words,
-                   ClusterAddress(exchange, owner));
   }
   if (!p.in_cluster) return;
 
   WaitBarrier(exchange, 0);
-  for (int at = tid; at < own; at += T::kBlock) {
-    const auto load = [&](int s) {
-      const float4 v = received[s * part + at];
-      return Fours{{v.x, v.y, v.z, v.w}};
-    };
-    store(slice * part + at, AddSlices<kMostBlocks>(p.slices, load));
-  }
+  for (int at = tid; at < own; at += T::kBlock) store(slice * part + at, sum_of(at));
 #endif
 }
 

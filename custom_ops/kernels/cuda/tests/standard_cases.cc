@@ -476,7 +476,8 @@ void FinishProducts(Case& c, Draw& draw, const Op& op, int64_t length, int tiles
   const bool is_transformed = IsTransformed(op, c.precision);
   const bool has_units = HasTensorProduct(op, draw.RunsOn(), c.precision);
   if (!is_transformed) c.tiling.emplace();
-  if (draw.Coin(0.8)) {
+  constexpr int64_t kFewProducts = 128;  // kernels that are no tiles may sum those
+  if (draw.Coin(length <= kFewProducts ? 0.6 : 0.8)) {
     const auto slices = static_cast<int>(is_transformed || has_units ? 1 << draw.Int(0, 4) : draw.Int(1, 64));
     if (is_transformed) {
       c.winograd = WinogradTiling{draw.Coin() ? 2 : 4, slices,
@@ -678,6 +679,20 @@ Case MakeConv(Draw& draw) {
     const int64_t width = draw.Coin() ? 7 : 14 * draw.Int(1, 3);
     planes = {draw.Int(1, 2), op.in_channels,
               draw.Coin(0.8) ? (width == 7 ? 7 : 2) * draw.Int(1, 2) : draw.Int(1, 9), width};
+  }
+  if (c.precision == FloatPrecision::kFloat32 && draw.Coin(0.2)) {  // windows of one channel, outputs in fours
+    op.group = op.in_channels = 1;
+    op.out_channels = draw.Int(1, 40);
+    op.window = {};
+    op.window.spatial = 2;
+    const int64_t side = draw.Int(1, 2);
+    for (size_t d = 1; d < kMaxSpatial; ++d) {
+      op.window.kernel[d] = 2 * side + 1;
+      op.window.pad_begin[d] = op.window.pad_end[d] = side;
+    }
+    op.window.pad_begin[1] = draw.Int(0, 3);
+    op.window.pad_end[2] += 4 * draw.Int(0, 1);
+    planes = {draw.Int(1, 3), 1, draw.Int(5, 14), 4 * draw.Int(1, 40)};
   }
   if (draw.Coin(0.2)) {
     op.auto_pad = draw.Coin() ? AutoPad::kSameUpper : AutoPad::kSameLower;
