@@ -680,7 +680,8 @@ Case MakeConv(Draw& draw) {
     planes = {draw.Int(1, 2), op.in_channels,
               draw.Coin(0.8) ? (width == 7 ? 7 : 2) * draw.Int(1, 2) : draw.Int(1, 9), width};
   }
-  if (c.precision == FloatPrecision::kFloat32 && draw.Coin(0.2)) {  // windows of one channel, outputs in fours
+  if (c.precision == FloatPrecision::kFloat32 &&
+      draw.Coin(0.2)) {  // windows of one channel, outputs in fours
     op.group = op.in_channels = 1;
     op.out_channels = draw.Int(1, 40);
     op.window = {};
