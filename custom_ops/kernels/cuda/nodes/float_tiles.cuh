@@ -670,9 +670,8 @@ __device__ __forceinline__ void MakeTile(const typename T::Params& p) {
         return out;
       };
       // Of few parts, as most tiles have, without the code for many.
-      constexpr int kMost = decltype(most)::value, kFew = 4;
-      const Fours all =
-          parts <= kFew ? AddSlices<std::min(kMost, kFew)>(parts, load) : AddSlices<kMost>(parts, load);
+      constexpr int kMost = decltype(most)::value, kFew = kMost < 4 ? kMost : 4;
+      const Fours all = parts <= kFew ? AddSlices<kFew>(parts, load) : AddSlices<kMost>(parts, load);
       const Fours biases = kKeepsBiases ? biases_of_row(target.i - i0) : own_biases;
       if constexpr (kFours) {
         StoreFours<Column, true>(p, y, group, target, all, biases, own_residuals);
