@@ -8,7 +8,7 @@ from tests.conftest import SANITIZED
 from tests.hostile.campaign import outcomes_of
 from tests.support import require_native
 
-_PER_PROCESS = 20 if SANITIZED else 40
+_PER_PROCESS = 30 if SANITIZED else 40
 
 
 @pytest.mark.parametrize("part", range(4))
