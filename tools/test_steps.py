@@ -434,27 +434,28 @@ def wheel_from_sdist() -> Outcome:
     )
 
 
-# The longest come early; last comes what is many short processes: no step of one is left to end alone.
+# The longest come early, so do those that wait for each other (AFTER). Last comes what is many short
+# processes: no step of one is left to end alone.
 FULL: list[Step] = [
     *(step for step in LINT if step[0] != "clang-tidy"),
+    ("C++ tests", cxx_tests),
+    ("ARM", arm),
+    ("CUDA", cuda_build),
+    ("tests", all_tests),
+    ("sessions on aarch64", aarch64_sessions),
+    ("AddressSanitizer and UBSan", address_sanitizer),
+    ("mobile example on aarch64", mobile_example),
+    ("wheel from sdist", wheel_from_sdist),
+    ("Triton", served_by_triton),
+    ("Ray", ray_cluster),
+    ("ThreadSanitizer", thread_sanitizer),
     ("generated docs are current", docs_current),
     ("docs without drift", docs_without_drift),
     ("documentation as a site", site),
-    ("C++ tests", cxx_tests),
-    ("tests", all_tests),
-    ("CUDA", cuda_build),
-    ("AddressSanitizer and UBSan", address_sanitizer),
-    ("Triton", served_by_triton),
-    ("Ray", ray_cluster),
-    ("wheel from sdist", wheel_from_sdist),
-    ("ARM", arm),
-    ("sessions on aarch64", aarch64_sessions),
-    ("mobile example on aarch64", mobile_example),
     ("a minute of the zoo", zoo_selection),
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("every ISA level", each_isa_level),
-    ("ThreadSanitizer", thread_sanitizer),
     ("clang-tidy", clang_tidy),
 ]
 
