@@ -59,7 +59,12 @@ ARM_PROCESSORS = {
 ARM_SHORT = {"cortex-a53": "neon and (edge or extreme)"}
 # Of tests/hostile, what hardly comes to native code: nothing in it is a sanitizer's to see.
 IN_PYTHON = (
-    *("bad_models", "bad_outputs", "bad_qonnx", "differential", "external_data", "hostile_names"),
+    "bad_models",
+    "bad_outputs",
+    "bad_qonnx",
+    "differential",
+    "external_data",
+    "hostile_names",
     "mutated_qonnx",
 )
 # Of tests/packaging, what looks at the installed package; the other files look at the repository.
@@ -114,12 +119,9 @@ def clang_tidy() -> Outcome:
     return checked(configure(database), tidy, ORT_INCLUDE_DIR=ort_headers(), **FOR_CLANG)
 
 
-LINT: list[Step] = [
-    ("ruff", ruff),
-    ("mypy", mypy),
-    ("clang-format", clang_format),
-    ("clang-tidy", clang_tidy),
-]
+QUICK_LINT: list[Step] = [("ruff", ruff), ("mypy", mypy), ("clang-format", clang_format)]
+TIDY: Step = ("clang-tidy", clang_tidy)
+LINT: list[Step] = [*QUICK_LINT, TIDY]
 
 
 def docs_current() -> Outcome:
@@ -437,7 +439,7 @@ def wheel_from_sdist() -> Outcome:
 # The longest come early, so do those that wait for each other (AFTER). Last comes what is many short
 # processes: no step of one is left to end alone.
 FULL: list[Step] = [
-    *(step for step in LINT if step[0] != "clang-tidy"),
+    *QUICK_LINT,
     ("C++ tests", cxx_tests),
     ("ARM", arm),
     ("CUDA", cuda_build),
@@ -456,7 +458,7 @@ FULL: list[Step] = [
     (f"onnxruntime {OLDEST_ONNXRUNTIME}", oldest_onnxruntime),
     (f"onnxruntime {NEWEST_ONNXRUNTIME}", newest_onnxruntime),
     ("every ISA level", each_isa_level),
-    ("clang-tidy", clang_tidy),
+    TIDY,
 ]
 
 AFTER: dict[str, tuple[str, ...]] = {

@@ -409,11 +409,7 @@ class Generator : public cuda::Draws {
                     (out_w - 1) * g.stride_w + 1 + Int(0, g.stride_w - 1), out_h, out_w};
       Types(spec);
       Values(spec);
-      spec.x = {bits, Encoding::kUnsigned};
-      spec.x_zero_point = Code(spec.x);
-      spec.w = WeightsOf(bits);
-      spec.weights = Codes(spec.w, g.out_channels * g.K());
-      spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
+      FewBits(spec, bits, true);
       do {
         spec.epilogue = {};
         MakeEpilogue(spec);
@@ -446,11 +442,7 @@ class Generator : public cuda::Draws {
         Types(spec);
         Values(spec);
         for (int32_t& bias : spec.bias) bias %= 32;  // else most codes are the highest or the lowest
-        spec.x = {bits, Encoding::kUnsigned};
-        spec.x_zero_point = i == 1 ? 0 : Code(spec.x);
-        spec.w = WeightsOf(bits);
-        spec.weights = Codes(spec.w, g.out_channels * g.K());
-        spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
+        FewBits(spec, bits, i != 1);
         do {
           spec.epilogue = {};
           MakeEpilogue(spec);
@@ -467,6 +459,16 @@ class Generator : public cuda::Draws {
       blocks.specs.push_back(std::move(one.specs[0]));
     }
     return blocks;
+  }
+
+  // Unsigned codes of so many bits, and weights of no more.
+  void FewBits(ConvSpec& spec, int bits, bool has_zero_point) {
+    const ConvGeometry& g = spec.geometry;
+    spec.x = {bits, Encoding::kUnsigned};
+    spec.x_zero_point = has_zero_point ? Code(spec.x) : 0;
+    spec.w = WeightsOf(bits);
+    spec.weights = Codes(spec.w, g.out_channels * g.K());
+    spec.w_zero_point.assign(static_cast<size_t>(g.out_channels), 0);
   }
 
   // Of no more bits than codes have.
